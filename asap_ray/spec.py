@@ -99,6 +99,10 @@ class PrefillSpec:
         if self.max_wait_s < 0 or self.deadline_s <= 0:
             raise ConfigError(f"max_wait_s={self.max_wait_s} and deadline_s={self.deadline_s} must be positive")
 
+    def is_solo(self, num_tokens: int) -> bool:
+        """Whether a batch this long runs alone in its group (3.3.2)."""
+        return num_tokens > self.solo_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:

@@ -1,0 +1,60 @@
+# Every target sets up what it needs; nothing is done twice.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/*/*/*.hpp)
+CPP := $(NATIVE) $(wildcard tests/csrc/*.cpp)
+TYPES := build/types/asap_ray
+
+# Several processes share the cores: each gets one thread unless it asks for more.
+export OMP_NUM_THREADS ?= 1
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: demo test check bench clean setup hooks
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   start a local Ray, serve a small MoE model, replay a real trace, write a report to out/demo"
+	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
+	@echo "make bench  run the benchmarks     make clean  remove what make made"
+
+setup: build/native.stamp
+
+build/venv.stamp: pyproject.toml constraints.txt
+	@mkdir -p build
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt torch pybind11 setuptools wheel
+	$(BIN)/pip install --quiet -c constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@ build/native.stamp
+
+build/native.stamp: build/venv.stamp setup.py $(NATIVE)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
+
+demo: setup
+	$(BIN)/asap-ray demo --out out/demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	rm -rf build/types && mkdir -p $(TYPES)
+	ln -s $(CURDIR)/asap_ray/* $(TYPES)/ && ln -s $(CURDIR)/actors $(TYPES)/actors
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p asap_ray
+
+bench: setup
+	@mkdir -p out/bench
+	for name in benchmarks/*.py; do \
+	  $(BIN)/python $$name --quick --json out/bench/$$(basename $$name .py).json || exit 1; done
+
+hooks: setup
+	$(BIN)/pre-commit install
+
+clean:
+	rm -rf build out $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name '__pycache__' -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -f asap_ray/_native*.so
