@@ -1,0 +1,69 @@
+"""Tensor parallelism inside one DP group on CPUs: torch.distributed's gloo, one process group a DP group."""
+
+# Shapes: rows of S tokens, S/T a rank.
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+class GlooCollective:
+    """A `Collective` over gloo; a rank that waits longer than `deadline_s` for the others raises RuntimeError.
+
+    The group is private to its DP group: there is no default process group, so nothing can span two.
+    """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, deadline_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # a bundle never spans nodes
+        options._timeout = timedelta(seconds=deadline_s)
+        self._group = dist.ProcessGroupGloo(store, rank, size, options)
+        self._from_leader = dist.BroadcastOptions()
+
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Concatenate every rank's rows along dimension 0, in rank order."""
+        gathered = rows.new_empty((rows.shape[0] * self.size, *rows.shape[1:]))
+        self._group._allgather_base(gathered, rows.contiguous()).wait()
+        return gathered
+
+    def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks; this rank keeps its equal part of dimension 0."""
+        part = rows.new_empty((rows.shape[0] // self.size, *rows.shape[1:]))
+        self._group._reduce_scatter_base(part, rows.contiguous()).wait()
+        return part
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """Rank 0's message, on every rank: its length first, then its bytes."""
+        length = torch.tensor([len(message) if message is not None else 0])
+        self._group.broadcast([length], self._from_leader).wait()
+        if not length.item():
+            return b""
+        content = torch.empty(int(length.item()), dtype=torch.uint8)
+        if message is not None:
+            content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        self._group.broadcast([content], self._from_leader).wait()
+        return content.numpy().tobytes()
+
+
+class SoloCollective:
+    """T = 1: nobody to talk to."""
+
+    rank = 0
+    size = 1
+
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows themselves."""
+        return rows
+
+    def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows themselves."""
+        return rows
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """The message itself."""
+        return message or b""

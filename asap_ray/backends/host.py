@@ -1,0 +1,202 @@
+"""Devices on CPUs: real mathematics over shared memory, one process or thread a device."""
+
+# Shapes: S rows of this rank, H hidden, R rows on a MoE device.
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from asap_ray import _native
+from asap_ray.backends.threads import ThreadRuntime, drive
+from asap_ray.config import ServeConfig
+from asap_ray.engine import attention, experts
+from asap_ray.engine.duty import Duty
+from asap_ray.errors import Closed
+from asap_ray.layout import Layout, layout_of
+from asap_ray.messages import Registration
+from asap_ray.models.qwen3_moe import Model
+from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
+from asap_ray.spec import NUM_SLOTS, Instance, RowType
+
+DTYPES: Final = {
+    RowType.FLOAT32: torch.float32,
+    RowType.BFLOAT16: torch.bfloat16,
+    RowType.FLOAT16: torch.float16,
+}
+
+
+def instance_of(config: ServeConfig, model: Model) -> Instance:
+    """The instance a configuration makes of a model."""
+    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
+
+
+def _buffer(rows: torch.Tensor) -> Any:
+    """Rows as numpy sees them; numpy has no bfloat16, so 16-bit types cross as uint16."""
+    return (rows if rows.dtype is torch.float32 else rows.view(torch.uint16)).numpy()
+
+
+class HostAttentionComm:
+    """`AttentionComm` over shared memory. `combine_recv` reuses its output: use it before the slot's next one."""
+
+    def __init__(self, native: _native.AttentionComm, layout: Layout, dtype: torch.dtype, deadline_s: float) -> None:
+        self._native = native
+        self._deadline_s = deadline_s
+        self._num_rows = [0] * NUM_SLOTS
+        self._out = torch.empty(NUM_SLOTS, NUM_SLOTS * layout.slot_rows, layout.hidden, dtype=dtype)
+
+    async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
+        """See `AttentionComm`."""
+        self._num_rows[slot] = len(routed.hidden_SH)
+        self._native.async_dispatch_send(
+            slot,
+            layer,
+            _buffer(routed.hidden_SH),
+            routed.expert_ids_SK.numpy(),
+            routed.weights_SK.numpy(),
+            self._deadline_s,
+        )
+
+    async def combine_recv(self, slot: int) -> torch.Tensor:
+        """See `AttentionComm`."""
+        out_SH = self._out[slot, : self._num_rows[slot]]
+        self._native.async_combine_recv(slot, _buffer(out_SH), self._deadline_s)
+        return out_SH
+
+
+class HostMoEComm:
+    """`MoEComm` over shared memory."""
+
+    def __init__(self, native: _native.MoEComm, dtype: torch.dtype, deadline_s: float) -> None:
+        self._native = native
+        self._dtype = dtype
+        self._deadline_s = deadline_s
+
+    async def dispatch_recv(self) -> WorkItem:
+        """See `MoEComm`; an idle device waits for ever, a half-arrived batch does not."""
+        item = self._native.async_dispatch_recv(self._deadline_s)
+        rows_RH = torch.from_numpy(item.rows)
+        return WorkItem(
+            dp_group=item.dp_group,
+            slot=item.slot,
+            layer=item.layer,
+            num_rows_E=torch.from_numpy(item.num_rows_E),
+            rows_RH=rows_RH if self._dtype is torch.float32 else rows_RH.view(self._dtype),
+            ticket=item,
+        )
+
+    async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
+        """See `MoEComm`."""
+        self._native.async_combine_send(work.ticket, _buffer(results_RH))
+
+
+class HostAttention:
+    """Rank j of DP group i: its buffer, its share of the model, its loop."""
+
+    def __init__(self, config: ServeConfig, model: Model, group: int, collective: Collective, epoch: int) -> None:
+        self._config = config
+        self._instance = instance_of(config, model)
+        self._layout = layout_of(self._instance)
+        self._group = group
+        self._rank = collective.rank
+        self._epoch = epoch  # one a group, from rank 0
+        self._stage = model.attention_stage(collective, DTYPES[config.compute_type])
+        self._buffer = _native.SharedBuffer.create(
+            f"attention-{group}-{collective.rank}", self._layout.attention_bytes
+        )
+        self.runtime = ThreadRuntime()
+        self.duty = Duty()
+
+    def registration(self, fingerprint: dict[str, str]) -> Registration:
+        """Where peers find this rank's buffer."""
+        return Registration(
+            role="attention",
+            index=self._group,
+            tp_rank=self._rank,
+            pid=self._buffer.pid,
+            fd=self._buffer.fd,
+            num_bytes=self._buffer.num_bytes,
+            epoch=self._epoch,
+            fingerprint=fingerprint,
+        )
+
+    def connect(self, devices: Sequence[Registration]) -> None:
+        """Open the buffers of all MoE devices, given in the order of e."""
+        prefill = self._config.prefill
+        native = _native.AttentionComm(
+            layout=_native.Layout(**dataclasses.asdict(self._layout)),
+            buffer=self._buffer,
+            moe_buffers=[_native.SharedBuffer.open(d.pid, d.fd, d.num_bytes) for d in devices],
+            dp_group=self._group,
+            tp_rank=self._rank,
+            epoch=self._epoch,
+            row_type=prefill.row_type,
+            combine=prefill.combine,
+        )
+        self.runtime.on_close(native.abort)
+        self._comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def serve(self, queue: BatchQueue) -> None:
+        """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
+        torch.set_num_threads(self._config.threads)
+        rank = attention.AttentionRank(self.runtime, self._comm, self._stage, queue, self.duty)
+        try:
+            drive(attention.serve(rank))
+        except Closed:
+            return
+
+
+class HostMoE:
+    """MoE device e: its buffer, its experts of all layers, its streams."""
+
+    def __init__(self, config: ServeConfig, model: Model, moe_device: int) -> None:
+        self._config = config
+        self._instance = instance_of(config, model)
+        self._layout = layout_of(self._instance)
+        self._moe_device = moe_device
+        self._epoch = time.time_ns()
+        self._stage = model.expert_stage(self._instance.experts_of(moe_device), DTYPES[config.compute_type])
+        self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
+        self.runtime = ThreadRuntime()
+        self.duty = Duty()
+
+    def registration(self, fingerprint: dict[str, str]) -> Registration:
+        """Where peers find this device's buffer."""
+        return Registration(
+            role="moe",
+            index=self._moe_device,
+            tp_rank=0,
+            pid=self._buffer.pid,
+            fd=self._buffer.fd,
+            num_bytes=self._buffer.num_bytes,
+            epoch=self._epoch,
+            fingerprint=fingerprint,
+        )
+
+    def connect(self, ranks: Sequence[Sequence[Registration]]) -> None:
+        """Open the buffers of all attention ranks, given as [i][j]."""
+        prefill = self._config.prefill
+        native = _native.MoEComm(
+            layout=_native.Layout(**dataclasses.asdict(self._layout)),
+            buffer=self._buffer,
+            attention_buffers=[[_native.SharedBuffer.open(r.pid, r.fd, r.num_bytes) for r in g] for g in ranks],
+            moe_device=self._moe_device,
+            epochs=[[r.epoch for r in g] for g in ranks],
+            row_type=prefill.row_type,
+            combine=prefill.combine,
+            compute_type=self._config.compute_type,
+        )
+        self.runtime.on_close(native.abort)
+        self._comm = HostMoEComm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def serve(self) -> None:
+        """Run the streams until `runtime.close()`; raises what ended them otherwise."""
+        torch.set_num_threads(self._config.threads)
+        try:
+            drive(experts.serve(experts.MoEDevice(self.runtime, self._comm, self._stage, self.duty)))
+        except Closed:
+            return

@@ -1,0 +1,104 @@
+"""The loop of one attention rank: two batches in flight, layer by layer (3.3.2, 3.5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from asap_ray.batch import Batch, Stamps
+from asap_ray.engine.duty import Duty
+from asap_ray.protocol import AttentionComm, AttentionStage, BatchQueue, Runtime
+from asap_ray.spec import NUM_SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRank:
+    """Rank j of DP group i: what its loop works with."""
+
+    runtime: Runtime
+    comm: AttentionComm
+    stage: AttentionStage
+    queue: BatchQueue
+    duty: Duty = field(default_factory=Duty)
+
+
+@dataclass(slots=True)
+class Flight:
+    """A batch in a slot, at a layer of its own."""
+
+    batch: Batch
+    state: Any
+    admitted_s: float
+    layer: int = 0
+    stamps: Stamps = field(default_factory=Stamps)
+
+
+async def serve(rank: AttentionRank) -> None:
+    """Alternate over the occupied slots; a slot is refilled as soon as its batch is done.
+
+    Every rank of a group takes the same turns, so the order of its collectives is the same on all.
+    Only `Closed` or a failure ends it.
+    """
+    flights: list[Flight | None] = [None] * NUM_SLOTS
+    while True:
+        for slot in range(NUM_SLOTS):
+            occupied = tuple(flight.batch for flight in flights if flight)
+            if flights[slot] is None and (occupied or slot == 0):  # an idle group starts in slot 0: solo fits
+                flights[slot] = await _admit(rank, occupied)
+            if flight := flights[slot]:
+                flights[slot] = flight if await _advance(rank, slot, flight) else None
+
+
+async def serve_pairs(rank: AttentionRank) -> None:
+    """The paper's admission (3.3.2): two batches start together, and both end before the next pair."""
+    while True:
+        flights: list[Flight | None] = [None] * NUM_SLOTS
+        for slot in range(NUM_SLOTS):
+            flights[slot] = await _admit(rank, tuple(flight.batch for flight in flights if flight))
+        while any(flights):
+            for slot, flight in enumerate(flights):
+                if flight:
+                    flights[slot] = flight if await _advance(rank, slot, flight) else None
+
+
+async def _admit(rank: AttentionRank, occupied: tuple[Batch, ...]) -> Flight | None:
+    batch = await rank.queue.admit(occupied)
+    if batch is None:
+        return None
+    admitted_s = rank.runtime.now()
+    return Flight(batch, await rank.stage.start(batch), admitted_s)
+
+
+async def _advance(rank: AttentionRank, slot: int, flight: Flight) -> bool:
+    """One turn of a slot: take a layer's results, compute up to the next router, send. False at the end."""
+    now, stamps = rank.runtime.now, flight.stamps
+    expert_out = None
+    if flight.layer > 0:
+        began_s = now()
+        expert_out = await rank.comm.combine_recv(slot)
+        stamps.combine_s += now() - began_s
+    if flight.layer == rank.stage.num_layers:
+        return await _finish(rank, flight, expert_out)
+
+    began_s = now()
+    routed = await rank.stage.attend(flight.state, flight.layer, expert_out)
+    computed_s = now()
+    await rank.comm.dispatch_send(slot, flight.layer, routed)
+    stamps.attention_s += computed_s - began_s
+    stamps.dispatch_s += now() - computed_s
+    rank.duty.add(computed_s - began_s, flight.batch.num_tokens)
+    flight.layer += 1
+    return True
+
+
+async def _finish(rank: AttentionRank, flight: Flight, expert_out: Any) -> bool:
+    """Tokens out; the batch stays in its slot while a request of it decodes."""
+    began_s = rank.runtime.now()
+    finished = await rank.stage.finish(flight.state, expert_out)
+    ended_s = rank.runtime.now()
+    flight.stamps.attention_s += ended_s - began_s
+    flight.stamps.total_s = ended_s - flight.admitted_s
+    rank.duty.add(ended_s - began_s, 0)
+    await rank.queue.deliver(flight.batch, finished.tokens, flight.stamps)
+    flight.state, flight.layer = finished.next_state, 0
+    return finished.next_state is not None
