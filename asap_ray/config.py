@@ -1,23 +1,19 @@
-"""The configuration of a served instance, and the one strict function that makes it from a mapping."""
+"""The configuration of a served instance, and how it crosses a wire."""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from asap_ray import __version__
 from asap_ray.errors import ConfigError
 from asap_ray.spec import ParallelSpec, PrefillSpec, RowType
+from asap_ray.strict import build
 
 DEVICES: Final = ("cpu",)
 """Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
-
-_T = TypeVar("_T")
 
 
 def default_prefill() -> PrefillSpec:
@@ -60,42 +56,12 @@ class ServeConfig:
 
 def config_from(mapping: Mapping[str, Any]) -> ServeConfig:
     """Build a `ServeConfig` from parsed YAML or msgpack; every unknown key or wrong type is a ConfigError."""
-    return _build(ServeConfig, mapping, "the configuration")
+    return build(ServeConfig, mapping, "the configuration")
 
 
 def config_to(config: ServeConfig) -> dict[str, Any]:
     """The inverse of `config_from`, of plain dicts, strings and numbers."""
     return dataclasses.asdict(config)
-
-
-def _build(cls: type[_T], mapping: Any, where: str) -> _T:
-    if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{where} must be a mapping, got {mapping!r}")
-    hints = typing.get_type_hints(cls)
-    for key in mapping:
-        if key not in hints:
-            raise ConfigError(f"unknown key {key!r} in {where}; known keys: {', '.join(hints)}")
-    required = (f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING)  # type: ignore[arg-type]
-    if missing := [name for name in required if name not in mapping]:
-        raise ConfigError(f"missing key {missing[0]!r} in {where}")
-    return cls(**{key: _convert(hints[key], value, key) for key, value in mapping.items()})
-
-
-def _convert(kind: Any, value: Any, key: str) -> Any:
-    if isinstance(kind, types.UnionType):
-        return None if value is None else _convert(typing.get_args(kind)[0], value, key)
-    if dataclasses.is_dataclass(kind):
-        return _build(typing.cast(type, kind), value, key)
-    if issubclass(kind, enum.Enum):
-        try:
-            return kind(value)
-        except ValueError:
-            raise ConfigError(f"{key}={value!r}; one of: {', '.join(kind)}") from None
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{key}={value!r} must be of type {kind.__name__}")
-    return value
 
 
 def fingerprint_of(config: ServeConfig, model_fingerprint: str) -> dict[str, str]:

@@ -49,8 +49,7 @@ class ModelSpec:
             raise ConfigError(f"every size of a model must be at least 1: {self}")
         if self.top_k > self.num_experts:
             raise ConfigError(
-                f"top_k={self.top_k} exceeds num_experts={self.num_experts}; "
-                "a token cannot choose one expert twice"
+                f"top_k={self.top_k} exceeds num_experts={self.num_experts}; a token cannot choose one expert twice"
             )
 
 

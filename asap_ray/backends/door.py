@@ -9,7 +9,7 @@ from typing import Final
 from asap_ray.backends.threads import ThreadRuntime
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.errors import Closed
-from asap_ray.messages import decode_batch, encode_batch
+from asap_ray.messages import decode, encode
 from asap_ray.protocol import Collective
 from asap_ray.spec import PrefillSpec
 
@@ -70,7 +70,7 @@ class FollowedDoor:
             if decision == _STOP:
                 raise Closed("the group's leader is stopping")
             if decision:
-                return decode_batch(decision)
+                return decode(Batch, decision)
             if occupied:
                 return None
 
@@ -85,4 +85,4 @@ class FollowedDoor:
             batch = leader.take(occupied, _IDLE_S)
         except Closed:
             return _STOP
-        return encode_batch(batch) if batch else b""
+        return encode(batch) if batch else b""

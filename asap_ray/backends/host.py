@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -38,6 +39,17 @@ def instance_of(config: ServeConfig, model: Model) -> Instance:
 def _buffer(rows: torch.Tensor) -> Any:
     """Rows as numpy sees them; numpy has no bfloat16, so 16-bit types cross as uint16."""
     return (rows if rows.dtype is torch.float32 else rows.view(torch.uint16)).numpy()
+
+
+def _open(peer: Registration) -> _native.SharedBuffer:
+    return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
+
+
+def _register(buffer: _native.SharedBuffer, fingerprint: dict[str, str], **who: Any) -> Registration:
+    node = socket.gethostname()
+    return Registration(
+        pid=buffer.pid, fd=buffer.fd, num_bytes=buffer.num_bytes, node=node, fingerprint=fingerprint, **who
+    )
 
 
 class HostAttentionComm:
@@ -105,23 +117,14 @@ class HostAttention:
         self._rank = collective.rank
         self._epoch = epoch  # one a group, from rank 0
         self._stage = model.attention_stage(collective, DTYPES[config.compute_type])
-        self._buffer = _native.SharedBuffer.create(
-            f"attention-{group}-{collective.rank}", self._layout.attention_bytes
-        )
+        self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty()
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this rank's buffer."""
-        return Registration(
-            role="attention",
-            index=self._group,
-            tp_rank=self._rank,
-            pid=self._buffer.pid,
-            fd=self._buffer.fd,
-            num_bytes=self._buffer.num_bytes,
-            epoch=self._epoch,
-            fingerprint=fingerprint,
+        return _register(
+            self._buffer, fingerprint, role="attention", index=self._group, tp_rank=self._rank, epoch=self._epoch
         )
 
     def connect(self, devices: Sequence[Registration]) -> None:
@@ -130,7 +133,7 @@ class HostAttention:
         native = _native.AttentionComm(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            moe_buffers=[_native.SharedBuffer.open(d.pid, d.fd, d.num_bytes) for d in devices],
+            moe_buffers=[_open(device) for device in devices],
             dp_group=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,
@@ -166,26 +169,17 @@ class HostMoE:
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this device's buffer."""
-        return Registration(
-            role="moe",
-            index=self._moe_device,
-            tp_rank=0,
-            pid=self._buffer.pid,
-            fd=self._buffer.fd,
-            num_bytes=self._buffer.num_bytes,
-            epoch=self._epoch,
-            fingerprint=fingerprint,
-        )
+        return _register(self._buffer, fingerprint, role="moe", index=self._moe_device, tp_rank=0, epoch=self._epoch)
 
-    def connect(self, ranks: Sequence[Sequence[Registration]]) -> None:
-        """Open the buffers of all attention ranks, given as [i][j]."""
-        prefill = self._config.prefill
+    def connect(self, ranks: Sequence[Registration]) -> None:
+        """Open the buffers of all attention ranks, given in the order of (i, j)."""
+        prefill, tp = self._config.prefill, self._config.parallel.tp
         native = _native.MoEComm(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            attention_buffers=[[_native.SharedBuffer.open(r.pid, r.fd, r.num_bytes) for r in g] for g in ranks],
+            attention_buffers=[[_open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)],
             moe_device=self._moe_device,
-            epochs=[[r.epoch for r in g] for g in ranks],
+            epochs=[rank.epoch for rank in ranks[::tp]],
             row_type=prefill.row_type,
             combine=prefill.combine,
             compute_type=self._config.compute_type,

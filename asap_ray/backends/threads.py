@@ -44,14 +44,14 @@ class ThreadRuntime:
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()`; False at the timeout. The caller holds `changed`."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not ready():
-            if self._closed:
-                raise Closed("the instance is stopping")
+        while not self._closed:
+            if ready():
+                return True
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return False
             self._changed.wait(left_s)
-        return True
+        raise Closed("the instance is stopping")
 
     @property
     def changed(self) -> threading.Condition:

@@ -1,0 +1,97 @@
+"""Control messages between scheduler, actors and jobs: versioned msgpack bytes, never pickles of our classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgpack
+
+from asap_ray.batch import Batch, Stamps, Token
+from asap_ray.config import ServeConfig
+from asap_ray.errors import ConfigError
+from asap_ray.strict import build
+
+VERSION: Final = 1
+
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """Where a device's buffer is, and what it was built from (the join handshake)."""
+
+    role: str  # "attention" or "moe"
+    index: int  # group i or device e
+    tp_rank: int  # j; 0 on a MoE device
+    pid: int
+    fd: int
+    num_bytes: int
+    epoch: int  # of this incarnation; a group's ranks share one
+    node: str  # host name: buffers are shared inside one node
+    fingerprint: dict[str, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Registrations:
+    """The buffers of one actor, or of all on one side."""
+
+    devices: tuple[Registration, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Events:
+    """One pass of a batch: its tokens and where the time went."""
+
+    tokens: tuple[Token, ...]
+    stamps: Stamps
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DutyReport:
+    """A device's totals since its start (`engine.duty.Duty`)."""
+
+    compute_s: float
+    num_items: int
+    num_rows: int
+
+
+_KINDS: Final[dict[type, str]] = {
+    ServeConfig: "config",
+    Batch: "batch",
+    Registrations: "registrations",
+    Events: "events",
+    DutyReport: "duty",
+}
+
+
+def encode(message: Any) -> bytes:
+    """Pack one of the kinds above."""
+    envelope = {"v": VERSION, "kind": _KINDS[type(message)], "body": dataclasses.asdict(message)}
+    return bytes(msgpack.packb(envelope))
+
+
+def decode(cls: type[_T], packed: bytes) -> _T:
+    """Unpack a message that must be of the kind `cls`.
+
+    Raises:
+        ConfigError: not msgpack, another version or kind, or a field that is missing, unknown or of another type.
+    """
+    kind = _KINDS[cls]
+    try:
+        envelope = msgpack.unpackb(packed)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ConfigError(f"a {kind} message is not msgpack: {error}") from None
+    if not isinstance(envelope, dict) or envelope.get("v") != VERSION or envelope.get("kind") != kind:
+        found = {key: envelope.get(key) for key in ("v", "kind")} if isinstance(envelope, dict) else envelope
+        raise ConfigError(f"expected a {kind} message of version {VERSION}, got {found!r}")
+    return build(cls, envelope.get("body"), f"a {kind} message")
+
+
+def differing_fields(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Each field two fingerprints disagree on, with both values; an absent one reads `nothing`."""
+    for field in sorted({*ours, *theirs}):
+        pair = ours.get(field, "nothing"), theirs.get(field, "nothing")
+        if pair[0] != pair[1]:
+            yield (field, *pair)

@@ -1,0 +1,258 @@
+"""A model small enough to check by hand, and whole instances of it in one process.
+
+A token's value passes through L layers: layer l adds to it the weighted sum of its experts' outputs,
+and expert x of layer l multiplies by `SCALES[l, x]`. Routing is random but a function of (token, layer),
+so the undivided model is four lines.
+"""
+
+# Shapes: S tokens, H hidden, K experts a token, R rows on a MoE device, E its experts.
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asap_ray import _native
+from asap_ray.backends.door import Door, FollowedDoor
+from asap_ray.backends.gloo import GlooCollective, SoloCollective
+from asap_ray.backends.host import HostAttentionComm, HostMoEComm
+from asap_ray.backends.threads import ThreadRuntime, drive
+from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.engine import attention, experts, instance
+from asap_ray.errors import Closed
+from asap_ray.layout import layout_of
+from asap_ray.protocol import Collective, Finished, Routed
+from asap_ray.spec import Instance
+
+HIDDEN = 16
+
+
+def no_delay() -> float:
+    """Stages take no time of their own."""
+    return 0.0
+
+
+class Toy:
+    """The mathematics, undivided."""
+
+    def __init__(self, whole: Instance) -> None:
+        model = whole.model
+        generator = torch.Generator().manual_seed(7)
+        self.whole = whole
+        self.scales = torch.rand(model.num_layers, model.num_experts, generator=generator)
+        self.choices = torch.rand(model.num_layers, 997, model.num_experts, generator=generator)
+
+    def embed(self, tokens_S: torch.Tensor) -> torch.Tensor:
+        """[S, H]"""
+        return (tokens_S[:, None] % 89 + torch.arange(HIDDEN)[None]).float() / 89
+
+    def route(self, layer: int, tokens_S: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expert ids and weights, [S, K] each."""
+        weights_SK, ids_SK = self.choices[layer, tokens_S % 997].topk(self.whole.model.top_k)
+        return ids_SK.int(), weights_SK / weights_SK.sum(-1, keepdim=True)
+
+    def undivided(self, tokens_S: torch.Tensor) -> torch.Tensor:
+        """The answer, [S, H]."""
+        x_SH = self.embed(tokens_S)
+        for layer in range(self.whole.model.num_layers):
+            ids_SK, weights_SK = self.route(layer, tokens_S)
+            x_SH = x_SH + (weights_SK * self.scales[layer][ids_SK.long()]).sum(-1, keepdim=True) * x_SH
+        return x_SH
+
+
+@dataclasses.dataclass
+class Pass:
+    """A batch under way on one rank."""
+
+    batch: Batch
+    tokens_S: torch.Tensor
+    x_SH: torch.Tensor
+
+
+class ToyAttention:
+    """Rank j's part: its share of the tokens."""
+
+    def __init__(self, toy: Toy, collective: Collective, delay_s: Callable[[], float]) -> None:
+        self.num_layers = toy.whole.model.num_layers
+        self._toy = toy
+        self._collective = collective
+        self._delay_s = delay_s
+
+    async def start(self, batch: Batch) -> Pass:
+        tokens_S = torch.cat([torch.frombuffer(bytearray(r.token_ids), dtype=torch.int32) for r in batch.requests])
+        share = -(-len(tokens_S) // self._collective.size)
+        mine_S = tokens_S[self._collective.rank * share :][:share]
+        return Pass(batch, mine_S.long(), self._toy.embed(mine_S))
+
+    async def attend(self, state: Pass, layer: int, expert_out: torch.Tensor | None) -> Routed:
+        time.sleep(self._delay_s())
+        if expert_out is not None:
+            state.x_SH = state.x_SH + expert_out
+        return Routed(state.x_SH.contiguous(), *self._toy.route(layer, state.tokens_S))
+
+    async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
+        share_SH = state.x_SH + expert_out
+        size, requests = self._collective.size, state.batch.requests
+        padded_SH = torch.zeros(-(-state.batch.num_tokens // size), HIDDEN)
+        padded_SH[: len(share_SH)] = share_SH
+        whole_SH = self._collective.all_gather(padded_SH)
+        tokens, begin = [], 0
+        for request in requests:
+            end = begin + request.num_tokens
+            total = float(whole_SH[begin:end].sum())
+            tokens.append(Token(request_id=request.request_id, token_id=0, logprob=total, finish_reason="length"))
+            begin = end
+        return Finished(tuple(tokens), None)
+
+
+class ToyExperts:
+    """Device e's part: its experts' scales."""
+
+    def __init__(self, toy: Toy, moe_device: int, delay_s: Callable[[], float]) -> None:
+        mine = toy.whole.experts_of(moe_device)
+        self._scales = toy.scales[:, mine.start : mine.stop]
+        self._delay_s = delay_s
+
+    async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._delay_s())
+        return rows_RH * self._scales[layer].repeat_interleave(num_rows_E.long())[:, None]
+
+
+class ToyInstance:
+    """Every loop of an instance as threads of this process, behind D doors."""
+
+    def __init__(self, toy: Toy, delay_s: Callable[[], float] = no_delay) -> None:
+        self.answers: dict[str, float] = {}
+        self.finished: list[str] = []
+        self.failure: BaseException | None = None
+        self._answered = threading.Condition()
+        self._runtime = ThreadRuntime()
+        self.doors: list[Door] = []
+        ranks, devices = self._build(toy, delay_s)
+        self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
+        self._thread.start()
+
+    def ask(self, batches: list[tuple[int, Batch]], timeout_s: float = 60.0) -> dict[str, float]:
+        """Give each (group, batch) to its door and wait for all answers."""
+        wanted = {request.request_id for _, batch in batches for request in batch.requests}
+        for group, batch in batches:
+            self.doors[group].put(batch)
+        with self._answered:
+            self._answered.wait_for(lambda: self.failure or wanted <= set(self.answers), timeout_s)
+        if self.failure:
+            raise self.failure
+        return {name: self.answers[name] for name in wanted}
+
+    def close(self) -> None:
+        """End every loop."""
+        self._runtime.close()
+        self._thread.join()
+
+    def __enter__(self) -> ToyInstance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _build(
+        self, toy: Toy, delay_s: Callable[[], float]
+    ) -> tuple[list[attention.AttentionRank], list[experts.MoEDevice]]:
+        whole, layout = toy.whole, layout_of(toy.whole)
+        degrees, limits = whole.parallel, whole.prefill
+        native_layout = _native.Layout(**dataclasses.asdict(layout))
+        create = _native.SharedBuffer.create
+        moe_buffers = [create(f"moe-{e}", layout.moe_bytes) for e in range(degrees.moe_devices)]
+        rank_buffers = [
+            [create(f"attention-{i}-{j}", layout.attention_bytes) for j in range(degrees.tp)]
+            for i in range(degrees.dp_groups)
+        ]
+        ranks, devices = [], []
+        for i in range(degrees.dp_groups):
+            self.doors.append(Door(self._runtime, limits, self._deliver))
+            for j, collective in enumerate(collectives(degrees.tp)):
+                port = _native.AttentionComm(
+                    native_layout, rank_buffers[i][j], moe_buffers, i, j, 1, limits.row_type, limits.combine
+                )
+                self._runtime.on_close(port.abort)
+                comm = HostAttentionComm(port, layout, torch.float32, limits.deadline_s)
+                door: Any = self.doors[i]
+                if degrees.tp > 1:
+                    door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
+                stage = ToyAttention(toy, collective, delay_s)
+                ranks.append(attention.AttentionRank(self._runtime, comm, stage, door))
+        for e in range(degrees.moe_devices):
+            moe_port = _native.MoEComm(
+                native_layout,
+                moe_buffers[e],
+                rank_buffers,
+                e,
+                [1] * degrees.dp_groups,
+                limits.row_type,
+                limits.combine,
+                "float32",
+            )
+            self._runtime.on_close(moe_port.abort)
+            moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)
+            devices.append(experts.MoEDevice(self._runtime, moe_comm, ToyExperts(toy, e, delay_s)))
+        return ranks, devices
+
+    def _serve(self, ranks: list[attention.AttentionRank], devices: list[experts.MoEDevice]) -> None:
+        try:
+            drive(instance.serve(self._runtime, ranks, devices))
+        except Closed:
+            return
+        except BaseException as error:
+            with self._answered:
+                self.failure = error
+                self._answered.notify_all()
+
+    def _deliver(self, _batch: Batch, tokens: tuple[Token, ...], _stamps: Stamps) -> None:
+        with self._answered:
+            self.answers |= {token.request_id: token.logprob or 0.0 for token in tokens}
+            self.finished += [token.request_id for token in tokens]
+            self._answered.notify_all()
+
+
+def collectives(size: int) -> list[Collective]:
+    """The collectives of one group's ranks, in this process."""
+    if size == 1:
+        return [SoloCollective()]
+    store, made = dist.HashStore(), {}
+
+    def join(rank: int) -> None:
+        made[rank] = GlooCollective(store, rank, size, deadline_s=30.0)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [made[rank] for rank in range(size)]
+
+
+def random_batch(name: str, lengths: list[int], seed: int) -> Batch:
+    """A batch of prompts with random token ids."""
+    generator = random.Random(seed)
+    requests = []
+    for index, length in enumerate(lengths):
+        tokens = torch.tensor([generator.randrange(10_000) for _ in range(length)], dtype=torch.int32)
+        requests.append(
+            Request(request_id=f"{name}.{index}", num_tokens=length, arrival_s=0.0, token_ids=tokens.numpy().tobytes())
+        )
+    return Batch(tuple(requests))
+
+
+def expected(toy: Toy, batch: Batch) -> dict[str, float]:
+    """The undivided model's answers to a batch."""
+    answers = {}
+    for request in batch.requests:
+        tokens_S = torch.frombuffer(bytearray(request.token_ids), dtype=torch.int32).long()
+        answers[request.request_id] = float(toy.undivided(tokens_S).sum())
+    return answers
