@@ -1,0 +1,204 @@
+// asap_ray._native: the only C++ that knows Python. See asap_ray/_native.pyi for what it offers.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "asap/attention_comm.hpp"
+#include "asap/moe_comm.hpp"
+
+namespace py = pybind11;
+
+namespace asap {
+namespace {
+
+void raise(const char* name, const std::exception& error) {
+  py::set_error(py::module_::import("asap_ray.errors").attr(name), error.what());
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const Overflow& error) {
+    raise("Overflow", error);
+  } catch (const CorruptMessage& error) {
+    raise("CorruptMessage", error);
+  } catch (const PeerTimeout& error) {
+    raise("PeerTimeout", error);
+  } catch (const Closed& error) {
+    raise("Closed", error);
+  } catch (const std::system_error& error) {
+    py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.what()));
+  }
+}
+
+Layout layout_of(const py::kwargs& values) {
+  Layout layout{};
+  for (const auto& field : kLayoutFields) {
+    ASAP_CHECK(values.contains(field.name), "Layout: field ", field.name, " is missing");
+    layout.*field.value = values[field.name].cast<std::int64_t>();
+  }
+  ASAP_CHECK(values.size() == std::size(kLayoutFields), "Layout: ", values.size(), " values for ",
+             std::size(kLayoutFields), " fields");
+  return layout;
+}
+
+void check_shape(const py::buffer_info& array, const char* name, std::int64_t num_rows,
+                 std::int64_t num_columns) {
+  ASAP_CHECK(array.ndim == 2, name, " has ", array.ndim, " dimensions, expected 2");
+  ASAP_CHECK(array.shape[0] == num_rows && array.shape[1] == num_columns, name, " has shape [",
+             array.shape[0], ", ", array.shape[1], "], expected [", num_rows, ", ", num_columns,
+             "]");
+  ASAP_CHECK(array.size == 0 || (array.strides[1] == array.itemsize &&
+                                 array.strides[0] == array.itemsize * num_columns),
+             name, " is not C-contiguous");
+}
+
+// Rows cross as float32, or as uint16 standing for the 16-bit type in use (numpy has no bfloat16).
+Rows rows_of(const py::buffer_info& array, const char* name, std::int64_t num_rows,
+             std::int64_t hidden, RowType row_type) {
+  check_shape(array, name, num_rows, hidden);
+  auto* bytes = static_cast<std::byte*>(array.ptr);
+  if (array.item_type_is_equivalent_to<float>()) return {bytes, RowType::float32, hidden};
+  ASAP_CHECK(array.item_type_is_equivalent_to<std::uint16_t>() && row_type != RowType::float32,
+             name, " has elements of format '", array.format,
+             "'; expected float32, or uint16 where rows travel in a 16-bit type");
+  return {bytes, row_type, hidden};
+}
+
+template <class T>
+const T* values_of(const py::buffer_info& array, const char* name, std::int64_t num_rows,
+                   std::int64_t num_columns) {
+  check_shape(array, name, num_rows, num_columns);
+  ASAP_CHECK(array.item_type_is_equivalent_to<T>(), name, " has elements of format '", array.format,
+             "', expected '", py::format_descriptor<T>::format(), "'");
+  return static_cast<const T*>(array.ptr);
+}
+
+std::int64_t num_rows_of(const py::buffer_info& array) {
+  return array.ndim == 0 ? 0 : array.shape[0];
+}
+
+void dispatch_send(AttentionComm& comm, std::int64_t slot, std::int64_t layer,
+                   const py::buffer& hidden, const py::buffer& expert_ids,
+                   const py::buffer& weights, double timeout_s) {
+  const py::buffer_info hidden_SH = hidden.request();
+  const py::buffer_info ids_SK = expert_ids.request();
+  const py::buffer_info weights_SK = weights.request();
+  const Layout& layout = comm.layout();
+  const std::int64_t num_tokens = num_rows_of(hidden_SH);
+  const Rows rows = rows_of(hidden_SH, "hidden", num_tokens, layout.hidden, comm.row_type());
+  const Choices choices{num_tokens,
+                        values_of<std::int32_t>(ids_SK, "expert_ids", num_tokens, layout.top_k),
+                        values_of<float>(weights_SK, "weights", num_tokens, layout.top_k)};
+  const py::gil_scoped_release no_gil;
+  comm.async_dispatch_send(slot, layer, rows, choices, timeout_s);
+}
+
+void combine_recv(AttentionComm& comm, std::int64_t slot, const py::buffer& out, double timeout_s) {
+  const py::buffer_info out_SH = out.request(/*writable=*/true);
+  const Rows rows =
+      rows_of(out_SH, "out", comm.num_tokens(slot), comm.layout().hidden, comm.row_type());
+  const py::gil_scoped_release no_gil;
+  comm.async_combine_recv(slot, rows, timeout_s);
+}
+
+std::shared_ptr<Item> dispatch_recv(MoEComm& comm, double timeout_s, const std::string& pick) {
+  const py::gil_scoped_release no_gil;
+  return comm.async_dispatch_recv(timeout_s, pick_of(pick));
+}
+
+void combine_send(MoEComm& comm, const Item& item, const py::buffer& results) {
+  const py::buffer_info results_RH = results.request();
+  const Rows rows =
+      rows_of(results_RH, "results", item.num_rows, comm.layout().hidden, comm.types().travel);
+  const py::gil_scoped_release no_gil;
+  comm.async_combine_send(item, rows);
+}
+
+py::array item_rows(const std::shared_ptr<Item>& item) {
+  const bool is_float32 = item->rows.type == RowType::float32;
+  const py::dtype dtype = is_float32 ? py::dtype::of<float>() : py::dtype::of<std::uint16_t>();
+  return py::array(dtype, {item->num_rows, item->rows.hidden}, item->rows.bytes, py::cast(item));
+}
+
+py::array item_num_rows_E(const std::shared_ptr<Item>& item) {
+  return py::array(py::dtype::of<std::int32_t>(), {std::ssize(item->num_rows_E)},
+                   item->num_rows_E.data(), py::cast(item));
+}
+
+using BufferPtr = std::shared_ptr<SharedBuffer>;
+
+void bind_buffers(py::module_& m) {
+  py::class_<Layout>(m, "Layout").def(py::init(&layout_of));
+  py::class_<SharedBuffer, BufferPtr>(m, "SharedBuffer", py::buffer_protocol())
+      .def_static("create", &SharedBuffer::create, py::arg("name"), py::arg("num_bytes"),
+                  py::call_guard<py::gil_scoped_release>())
+      .def_static("open", &SharedBuffer::open, py::arg("pid"), py::arg("fd"), py::arg("num_bytes"),
+                  py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("pid", &SharedBuffer::pid)
+      .def_property_readonly("fd", &SharedBuffer::fd)
+      .def_property_readonly("num_bytes", &SharedBuffer::num_bytes)
+      .def_buffer([](SharedBuffer& buffer) {
+        return py::buffer_info(reinterpret_cast<std::uint8_t*>(buffer.bytes()), buffer.num_bytes());
+      });
+}
+
+void bind_attention(py::module_& m) {
+  py::class_<AttentionComm>(m, "AttentionComm")
+      .def(py::init([](const Layout& layout, BufferPtr buffer, std::vector<BufferPtr> moe_buffers,
+                       std::int64_t dp_group, std::int64_t tp_rank, std::uint64_t epoch,
+                       const std::string& row_type, const std::string& combine) {
+             return std::make_unique<AttentionComm>(
+                 layout, std::move(buffer), std::move(moe_buffers),
+                 RankId{dp_group, tp_rank, epoch}, row_type_of(row_type), combine_of(combine));
+           }),
+           py::arg("layout"), py::arg("buffer"), py::arg("moe_buffers"), py::arg("dp_group"),
+           py::arg("tp_rank"), py::arg("epoch"), py::arg("row_type"), py::arg("combine"))
+      .def("async_dispatch_send", &dispatch_send, py::arg("slot"), py::arg("layer"),
+           py::arg("hidden"), py::arg("expert_ids"), py::arg("weights"), py::arg("timeout_s"))
+      .def("async_combine_recv", &combine_recv, py::arg("slot"), py::arg("out"),
+           py::arg("timeout_s"))
+      .def("abort", &AttentionComm::abort);
+}
+
+void bind_moe(py::module_& m) {
+  py::class_<Item, std::shared_ptr<Item>>(m, "Item")
+      .def_readonly("dp_group", &Item::dp_group)
+      .def_readonly("slot", &Item::slot)
+      .def_readonly("layer", &Item::layer)
+      .def_readonly("sequence", &Item::sequence)
+      .def_readonly("num_rows", &Item::num_rows)
+      .def_property_readonly("num_rows_E", &item_num_rows_E)
+      .def_property_readonly("rows", &item_rows);
+  py::class_<MoEComm>(m, "MoEComm")
+      .def(py::init([](const Layout& layout, BufferPtr buffer,
+                       std::vector<MoEComm::Buffers> attention_buffers, std::int64_t moe_device,
+                       const std::vector<std::uint64_t>& epochs, const std::string& row_type,
+                       const std::string& compute_type, const std::string& combine) {
+             return std::make_unique<MoEComm>(
+                 layout, std::move(buffer), std::move(attention_buffers), moe_device, epochs,
+                 RowTypes{row_type_of(row_type), row_type_of(compute_type)}, combine_of(combine));
+           }),
+           py::arg("layout"), py::arg("buffer"), py::arg("attention_buffers"),
+           py::arg("moe_device"), py::arg("epochs"), py::arg("row_type"), py::arg("compute_type"),
+           py::arg("combine"))
+      .def("async_dispatch_recv", &dispatch_recv, py::arg("timeout_s"),
+           py::arg("pick") = "round_robin")
+      .def("async_combine_send", &combine_send, py::arg("item"), py::arg("results"))
+      .def("set_epoch", &MoEComm::set_epoch, py::arg("dp_group"), py::arg("epoch"))
+      .def("abort", &MoEComm::abort);
+}
+
+}  // namespace
+}  // namespace asap
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Shared buffers and the four asynchronous primitives (3.2) on the host.";
+  py::register_exception_translator(&asap::translate);
+  asap::bind_buffers(m);
+  asap::bind_attention(m);
+  asap::bind_moe(m);
+}

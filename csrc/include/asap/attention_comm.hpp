@@ -1,0 +1,90 @@
+// The attention side of the primitives, for one rank (i, j): async-dispatch-send,
+// async-combine-recv.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "asap/protocol.hpp"
+#include "asap/routing.hpp"
+#include "asap/rows.hpp"
+#include "asap/shared_buffer.hpp"
+
+namespace asap {
+
+// Who an attention rank is.
+struct RankId {
+  std::int64_t dp_group;  // i
+  std::int64_t tp_rank;   // j
+  std::uint64_t epoch;    // of this incarnation of the group
+};
+
+// One thread at a time; only `abort` may be called from another.
+class AttentionComm {
+ public:
+  // `moe_buffers` in the order of e. Throws std::invalid_argument.
+  AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
+                std::vector<std::shared_ptr<SharedBuffer>> moe_buffers, RankId id, RowType row_type,
+                Combine combine);
+
+  // Write this rank's tokens to every MoE device that owns one of their experts (3.2.1). Devices
+  // that have room are served first. Returns once all bits are set; waits only for room.
+  // More than slot_rows tokens, in slot 0 alone, use the rows of both slots (3.3.2).
+  // Throws Overflow and std::invalid_argument (nothing was written), PeerTimeout, Closed.
+  void async_dispatch_send(std::int64_t slot, std::int64_t layer, const Rows& hidden,
+                           const Choices& choices, double timeout_s);
+
+  // Wait for all devices that owe a reply to the slot's message, then write each token's sum to
+  // `out`, a row a token (3.2.2). After PeerTimeout it may be called again.
+  // Throws CorruptMessage, PeerTimeout, Closed, std::invalid_argument.
+  void async_combine_recv(std::int64_t slot, const Rows& out, double timeout_s);
+
+  // Rows the slot's message has, and so `out` must have.
+  std::int64_t num_tokens(std::int64_t slot) const;
+
+  // Every wait, present or later, throws Closed within 60 ms.
+  void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
+
+  const Layout& layout() const { return layout_; }
+  RowType row_type() const { return row_type_; }
+
+ private:
+  // The message in flight in one slot.
+  struct Slot {
+    Routing routing;
+    std::uint64_t sequence = 0;
+    std::int64_t layer = 0;
+    bool in_flight = false;
+    bool solo = false;
+    std::vector<std::int64_t> owing;  // devices whose reply has not come
+  };
+  struct Send {
+    std::int64_t slot;
+    Rows hidden;
+  };
+
+  Slot& slot_at(std::int64_t slot);
+  const Slot& slot_at(std::int64_t slot) const;
+  const MoEView& moe_at(std::int64_t moe_device) const;
+  void check_room(std::int64_t slot, std::int64_t num_tokens) const;
+  bool has_room(std::int64_t slot, std::int64_t moe_device) const;
+  void write_message(const Send& send, std::int64_t moe_device);
+  void begin_message(std::int64_t slot, std::int64_t layer, const Choices& choices);
+  void send_to(const Send& send, std::vector<std::int64_t> pending, const Deadline& deadline);
+  void await_replies(std::int64_t slot, double timeout_s);
+  void check_reply(std::int64_t slot, std::int64_t moe_device) const;
+  std::string who(std::int64_t slot) const;
+
+  const Layout layout_;
+  const std::shared_ptr<SharedBuffer> buffer_;
+  const std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
+  const RankId id_;
+  const RowType row_type_;
+  const AttentionView view_;
+  std::vector<MoEView> moe_;
+  std::vector<Slot> slots_;
+  std::atomic<bool> aborted_{false};
+};
+
+}  // namespace asap
