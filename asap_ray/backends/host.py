@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import socket
 import time
 from collections.abc import Sequence
@@ -17,12 +18,14 @@ from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
 from asap_ray.engine.duty import Duty
-from asap_ray.errors import Closed
+from asap_ray.errors import Closed, CorruptMessage
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
-from asap_ray.models.qwen3_moe import Model
+from typing import Any as Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
+
+_logger = logging.getLogger(__name__)
 
 DTYPES: Final = {
     RowType.FLOAT32: torch.float32,
@@ -89,8 +92,8 @@ class HostMoEComm:
         self._deadline_s = deadline_s
 
     async def dispatch_recv(self) -> WorkItem:
-        """See `MoEComm`; an idle device waits for ever, a half-arrived batch does not."""
-        item = self._native.async_dispatch_recv(self._deadline_s)
+        """See `MoEComm`; an idle device waits for ever, for the rest of a message only until the deadline."""
+        item = self._receive()
         rows_RH = torch.from_numpy(item.rows)
         return WorkItem(
             dp_group=item.dp_group,
@@ -100,6 +103,13 @@ class HostMoEComm:
             rows_RH=rows_RH if self._dtype is torch.float32 else rows_RH.view(self._dtype),
             ticket=item,
         )
+
+    def _receive(self) -> _native.Item:
+        while True:
+            try:
+                return self._native.async_dispatch_recv(self._deadline_s)
+            except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
+                _logger.error("dropped a message: %s", error)
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""

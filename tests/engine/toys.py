@@ -189,14 +189,14 @@ class ToyInstance:
                 ranks.append(attention.AttentionRank(self._runtime, comm, stage, door))
         for e in range(degrees.moe_devices):
             moe_port = _native.MoEComm(
-                native_layout,
-                moe_buffers[e],
-                rank_buffers,
-                e,
-                [1] * degrees.dp_groups,
-                limits.row_type,
-                limits.combine,
-                "float32",
+                layout=native_layout,
+                buffer=moe_buffers[e],
+                attention_buffers=rank_buffers,
+                moe_device=e,
+                epochs=[1] * degrees.dp_groups,
+                row_type=limits.row_type,
+                compute_type=limits.row_type,
+                combine=limits.combine,
             )
             self._runtime.on_close(moe_port.abort)
             moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)
