@@ -1,0 +1,264 @@
+"""The HTTP routes of an instance: the OpenAI API over a `PrefillService`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import numpy as np
+from fastapi import FastAPI, HTTPException, Response
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from asap_ray import __version__
+from asap_ray.actors.http_errors import EchoRequestId, add_error_handlers, error_of
+from asap_ray.actors.openai import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    Message,
+    TokenizeBody,
+    check_token_ids,
+    parse,
+    quote,
+)
+from asap_ray.actors.responses import Answer, ChatAnswer, CompletionAnswer
+from asap_ray.actors.service import PrefillService, TokenEvent
+from asap_ray.actors.tokenizer import Tokenizer
+from asap_ray.batch import Request
+from asap_ray.errors import AsapError, RequestError
+
+_BYTES_PER_TOKEN: Final = 16
+"""An id in JSON has at most 11 digits, a comma and a space; a token of text is shorter on average."""
+
+_BODY_SLACK: Final = 1 << 16
+
+_T = TypeVar("_T")
+
+
+def build_api(service: PrefillService) -> FastAPI:
+    """The application; `service` must live on the loop that serves it."""
+    api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None)
+    routes = Routes(service)
+    api.add_api_route("/v1/completions", routes.completions, methods=["POST"])
+    api.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
+    api.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
+    api.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
+    api.add_api_route("/v1/models", routes.models)
+    api.add_api_route("/v1/models/{name:path}", routes.one_model)
+    api.add_api_route("/ready", routes.ready)
+    api.add_api_route("/health", routes.alive)
+    api.add_api_route("/ping", routes.alive, methods=["GET", "POST"])
+    api.add_api_route("/version", routes.version)
+    add_error_handlers(api)
+    api.add_middleware(EchoRequestId)
+    return api
+
+
+class Routes:
+    """One method a route."""
+
+    def __init__(self, service: PrefillService) -> None:
+        self._service = service
+        self._model = service.model
+        self._started = int(time.time())
+        self._max_prompt_tokens = min(service.config.prefill.max_tokens, self._model.max_model_len)
+        self._max_body_bytes = _BYTES_PER_TOKEN * service.config.max_queued_tokens + _BODY_SLACK
+
+    async def completions(self, http: HttpRequest) -> Response:
+        """Continue each prompt: text, token ids, or a list of either."""
+        arrival_s = time.monotonic()
+        body = parse(CompletionBody, await self._read(http))
+        self._check_model(body.model)
+        prompts = [await self._token_ids(prompt) for prompt in body.prompt]
+        answer = CompletionAnswer(self._model, body, [len(ids) for ids in prompts])
+        return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))
+
+    async def chat_completions(self, http: HttpRequest) -> Response:
+        """Answer a conversation."""
+        arrival_s = time.monotonic()
+        body = parse(ChatBody, await self._read(http))
+        self._check_model(body.model)
+        prompts = [await self._chat_token_ids(body.messages, body.chat_template_kwargs)]
+        answer = ChatAnswer(self._model, body, [len(ids) for ids in prompts])
+        return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))
+
+    async def tokenize(self, http: HttpRequest) -> dict[str, Any]:
+        """Token ids of a prompt or of a conversation, without running anything."""
+        body = parse(TokenizeBody, await self._read(http))
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("exactly one of prompt and messages is needed", "prompt")
+        if body.messages is not None:
+            ids = await self._chat_token_ids(body.messages, body.chat_template_kwargs)
+        else:
+            ids = await self._encode(body.prompt or "", body.add_special_tokens)
+        spelled = [self._tokenizer().spelling(token_id) for token_id in ids] if body.return_token_strs else None
+        return {"count": len(ids), "max_model_len": self._model.max_model_len, "tokens": ids, "token_strs": spelled}
+
+    async def detokenize(self, http: HttpRequest) -> dict[str, str]:
+        """Text of token ids."""
+        body = parse(DetokenizeBody, await self._read(http))
+        self._check_model(body.model)
+        check_token_ids(body.tokens, "tokens", self._model.vocab_size)
+        return {"prompt": self._tokenizer().decode(body.tokens)}
+
+    async def models(self) -> dict[str, Any]:
+        """The one model served."""
+        return {"object": "list", "data": [self._model_card()]}
+
+    async def one_model(self, name: str) -> dict[str, Any]:
+        """The one model served, by name."""
+        if name != self._model.name:
+            raise HTTPException(404, f"model {quote(name)} does not exist; this instance serves {self._model.name!r}")
+        return self._model_card()
+
+    async def ready(self) -> dict[str, bool]:
+        """Readiness: 503, naming who is missing, unless every device serves."""
+        self._service.check_ready()
+        return {"ready": True}
+
+    async def alive(self) -> Response:
+        """Liveness: this process answers, whatever its devices do."""
+        return Response()
+
+    async def version(self) -> dict[str, str]:
+        """The release."""
+        return {"version": __version__}
+
+    async def _read(self, http: HttpRequest) -> bytes:
+        """The body, unless it is longer than any the queue could take."""
+        body = bytearray()
+        async for part in http.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                raise HTTPException(413, f"the body is longer than {self._max_body_bytes} bytes")
+        return bytes(body)
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self._model.name):
+            raise RequestError(
+                f"model {quote(name)} does not exist; this instance serves {self._model.name!r}", "model"
+            )
+
+    def _tokenizer(self) -> Tokenizer:
+        if self._model.tokenizer is None:
+            raise RequestError(f"model {self._model.name!r} has no tokenizer; send token ids", "prompt")
+        return self._model.tokenizer
+
+    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """In a thread: a long text would hold up every other client."""
+        tokenizer = self._tokenizer()
+        return await asyncio.to_thread(tokenizer.encode, text, self._max_prompt_tokens, add_special_tokens)
+
+    async def _token_ids(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return await self._encode(prompt, add_special_tokens=True)
+        check_token_ids(prompt, "prompt", self._model.vocab_size)
+        return prompt
+
+    async def _chat_token_ids(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
+        turns = [message.model_dump() for message in messages]
+        text = await asyncio.to_thread(self._tokenizer().apply_chat_template, turns, options)
+        return await self._encode(text, add_special_tokens=False)  # the template wrote them
+
+    def _requests(
+        self, body: GenerationBody, answer: Answer, prompts: Sequence[list[int]], arrival_s: float
+    ) -> list[Request]:
+        """One request a prompt, in their order."""
+        return [
+            Request(
+                request_id=answer.request_id(index),
+                num_tokens=len(ids),
+                arrival_s=arrival_s,
+                token_ids=np.asarray(ids, dtype="<i4").tobytes(),
+                sampling=body.sampling(self._model.end_token_ids, room=self._room(len(ids))),
+            )
+            for index, ids in enumerate(prompts)
+        ]
+
+    def _room(self, num_tokens: int) -> int:
+        """Tokens that may follow a prompt; the last one needs no position of its own."""
+        if not 1 <= num_tokens <= self._max_prompt_tokens:
+            raise RequestError(f"prompt has {num_tokens} tokens; the limit is 1 to {self._max_prompt_tokens}", "prompt")
+        return self._model.max_model_len - num_tokens + 1
+
+    async def _generate(
+        self, http: HttpRequest, body: GenerationBody, answer: Answer, requests: Sequence[Request]
+    ) -> Response:
+        events = self._service.generate(requests)
+        if not body.stream:
+            await _unless_gone(http, _collect(answer, events))
+            return JSONResponse(answer.whole())
+        # Headers wait for the first token, so that a failure before it still has its status.
+        first = await _unless_gone(http, anext(events))
+        chunks = _server_sent(answer, first, events, body.stream_options.include_usage)
+        return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "asap-ray",
+            "root": self._model.name,
+            "parent": None,
+            "max_model_len": self._model.max_model_len,
+            "max_prompt_tokens": self._max_prompt_tokens,
+            "permission": [],
+        }
+
+
+async def _collect(answer: Answer, events: AsyncGenerator[TokenEvent, None]) -> None:
+    async for event in events:
+        answer.push(event)
+        if answer.is_finished:  # by a stop string, perhaps while the group still decodes
+            break
+    await events.aclose()
+
+
+async def _server_sent(
+    answer: Answer, first: TokenEvent, events: AsyncGenerator[TokenEvent, None], include_usage: bool
+) -> AsyncGenerator[str, None]:
+    """A chunk a token, the usage if asked for, and the end mark; an error on the way is an event too."""
+    event: TokenEvent | None = first
+    try:
+        while event:
+            if chunk := answer.push(event):
+                yield _sse(chunk)
+            event = None if answer.is_finished else await anext(events, None)
+        if include_usage:
+            yield _sse(answer.usage_chunk())
+    except AsapError as error:
+        yield _sse(error_of(error)[1])
+    finally:
+        await events.aclose()
+    yield "data: [DONE]\n\n"
+
+
+def _sse(message: dict[str, Any]) -> str:
+    return f"data: {json.dumps(message, separators=(',', ':'))}\n\n"
+
+
+async def _unless_gone(http: HttpRequest, work: Awaitable[_T]) -> _T:
+    """The result of `work`; if the client leaves first, `work` is cancelled and ClientDisconnect raised."""
+    running, gone = asyncio.ensure_future(work), asyncio.create_task(_gone(http))
+    try:
+        await asyncio.wait([running, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            raise ClientDisconnect
+        return running.result()
+    finally:
+        running.cancel()
+        gone.cancel()
+        await asyncio.gather(running, gone, return_exceptions=True)
+
+
+async def _gone(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

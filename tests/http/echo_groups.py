@@ -1,0 +1,79 @@
+"""DP groups without an engine: the answer to a prompt is the prompt again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+
+from asap_ray.batch import Batch, Request, Stamps, Token
+
+
+def prompt_ids(request: Request) -> list[int]:
+    """Token ids of a request as the engine reads them."""
+    return np.frombuffer(request.token_ids, dtype="<i4").tolist()
+
+
+def echo(request: Request, step: int) -> int:
+    """The rule of the double: the answer is the prompt again."""
+    ids = prompt_ids(request)
+    return ids[step % len(ids)]
+
+
+@dataclass
+class EchoGroups:
+    """`Groups` without an engine. `gate` holds every batch back; `failure` is raised instead of tokens."""
+
+    num_groups: int = 2
+    rule: Callable[[Request, int], int] = echo
+    failure: Exception | None = None
+    fail_after: int = 0  # passes
+    absent: tuple[str, ...] = ()
+    gate: asyncio.Event | None = None
+    batches: list[Batch] = field(default_factory=list)
+    num_finished: int = 0
+
+    def missing(self) -> tuple[str, ...]:
+        """See `Groups`."""
+        return self.absent
+
+    async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
+        """See `Groups`; each pass takes one turn of the loop."""
+        assert 0 <= group < self.num_groups
+        self.batches.append(batch)
+        if self.gate:
+            await self.gate.wait()
+        stamps = Stamps(attention_s=0.25, dispatch_s=0.125, combine_s=0.5, total_s=1.0)
+        unfinished = list(batch.requests)
+        step = 0
+        while unfinished:
+            await asyncio.sleep(0)
+            if self.failure and step == self.fail_after:
+                raise self.failure
+            tokens = tuple(self._token(request, step) for request in unfinished)
+            unfinished = [r for r, token in zip(unfinished, tokens, strict=True) if token.finish_reason is None]
+            step += 1
+            yield tokens, stamps
+        self.num_finished += 1
+
+    def _token(self, request: Request, step: int) -> Token:
+        sampling, token_id = request.sampling, self.rule(request, step)
+        reason = "length" if step + 1 == sampling.max_tokens else None
+        return Token(
+            request_id=request.request_id,
+            token_id=token_id,
+            logprob=None if sampling.num_logprobs is None else -0.5,
+            top_logprobs=tuple((token_id + k, -0.5 - k) for k in range(sampling.num_logprobs or 0)),
+            finish_reason="stop" if token_id in sampling.stop_token_ids else reason,
+        )
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    """The server-sent events of a stream, parsed; the end mark as it is."""
+    contents = [event.removeprefix("data: ") for event in response.text.split("\n\n") if event]
+    return [content if content == "[DONE]" else json.loads(content) for content in contents]
