@@ -75,6 +75,8 @@ class Routes:
         arrival_s = time.monotonic()
         body = parse(CompletionBody, await self._read(http))
         self._check_model(body.model)
+        if body.stop:
+            self._tokenizer()  # without one no text can be searched
         prompts = [await self._token_ids(prompt) for prompt in body.prompt]
         answer = CompletionAnswer(self._model, body, [len(ids) for ids in prompts])
         return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 
 from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.errors import DeviceLost
 
 
 def prompt_ids(request: Request) -> list[int]:
@@ -33,9 +34,12 @@ class EchoGroups:
     rule: Callable[[Request, int], int] = echo
     failure: Exception | None = None
     fail_after: int = 0  # passes
+    lost_group: int | None = None
+    max_passes: int | None = None  # then the stream ends, finished or not
     absent: tuple[str, ...] = ()
     gate: asyncio.Event | None = None
     batches: list[Batch] = field(default_factory=list)
+    started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     num_finished: int = 0
 
     def missing(self) -> tuple[str, ...]:
@@ -46,15 +50,18 @@ class EchoGroups:
         """See `Groups`; each pass takes one turn of the loop."""
         assert 0 <= group < self.num_groups
         self.batches.append(batch)
+        self.started.put_nowait(group)
         if self.gate:
             await self.gate.wait()
         stamps = Stamps(attention_s=0.25, dispatch_s=0.125, combine_s=0.5, total_s=1.0)
         unfinished = list(batch.requests)
         step = 0
-        while unfinished:
+        while unfinished and step != self.max_passes:
             await asyncio.sleep(0)
             if self.failure and step == self.fail_after:
                 raise self.failure
+            if group == self.lost_group:
+                raise DeviceLost(f"group {group} is gone")
             tokens = tuple(self._token(request, step) for request in unfinished)
             unfinished = [r for r, token in zip(unfinished, tokens, strict=True) if token.finish_reason is None]
             step += 1

@@ -1,0 +1,251 @@
+"""`PrefillService`: overload, lost groups, clients that leave, stopping. Nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from asap_ray.actors.service import PrefillService, ServedModel, TokenEvent
+from asap_ray.batch import Request, Sampling
+from asap_ray.config import ServeConfig
+from asap_ray.errors import DeviceLost, Overloaded, RequestError, Unavailable
+from tests.http.echo_groups import EchoGroups
+
+
+def request(name: str, num_tokens: int = 20, max_tokens: int = 1) -> Request:
+    """A prompt that makes a batch of its own: 16 tokens close one."""
+    return Request(
+        request_id=name,
+        num_tokens=num_tokens,
+        arrival_s=0.0,
+        token_ids=np.full(num_tokens, 7, dtype="<i4").tobytes(),
+        sampling=Sampling(max_tokens=max_tokens),
+    )
+
+
+async def tokens_of(service: PrefillService, requests: Sequence[Request]) -> list[TokenEvent]:
+    """All tokens of one client."""
+    return [event async for event in service.generate(requests)]
+
+
+@pytest.fixture
+def gated(groups: EchoGroups) -> EchoGroups:
+    """Groups that take batches and hold them."""
+    groups.gate = asyncio.Event()
+    return groups
+
+
+async def fill(service: PrefillService, groups: EchoGroups) -> list[asyncio.Task[list[TokenEvent]]]:
+    """Occupy both slots of both groups."""
+    tasks = [asyncio.create_task(tokens_of(service, [request(f"running-{k}")])) for k in range(4)]
+    for _ in tasks:
+        await groups.started.get()
+    return tasks
+
+
+async def queue(service: PrefillService, name: str) -> asyncio.Task[list[TokenEvent]]:
+    """One more client; it has queued its prompt when this returns."""
+    task = asyncio.create_task(tokens_of(service, [request(name)]))
+    await asyncio.sleep(0)  # a task runs up to its first wait
+    return task
+
+
+def open_gate(groups: EchoGroups) -> None:
+    """Let the batches run."""
+    assert groups.gate
+    groups.gate.set()
+
+
+def test_a_full_queue_says_when_to_come_back(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
+    """Four run, four wait, the ninth is told; the eight are served."""
+
+    async def scenario() -> tuple[float, int]:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated) + [await queue(service, f"queued-{k}") for k in range(4)]
+        with pytest.raises(Overloaded) as refused:
+            await tokens_of(service, [request("ninth")])
+        open_gate(gated)
+        return refused.value.retry_after_s, sum(map(len, await asyncio.gather(*tasks)))
+
+    retry_after_s, num_tokens = asyncio.run(scenario())
+    assert retry_after_s > 0
+    assert num_tokens == 8
+
+
+def test_prompts_of_one_client_are_queued_all_or_none(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """Of three prompts two would fit; none of them runs."""
+
+    async def scenario() -> set[str]:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated) + [await queue(service, f"queued-{k}") for k in range(2)]
+        with pytest.raises(Overloaded):
+            await tokens_of(service, [request(f"late-{k}") for k in range(3)])
+        open_gate(gated)
+        await asyncio.gather(*tasks)
+        return {r.request_id for batch in gated.batches for r in batch.requests}
+
+    assert not [name for name in asyncio.run(scenario()) if name.startswith("late")]
+
+
+def test_more_prompts_than_the_queue_holds_are_the_clients_mistake(
+    config: ServeConfig, model: ServedModel, groups: EchoGroups
+) -> None:
+    """A retry would not help, so it is no Overloaded."""
+    with pytest.raises(RequestError, match="5 prompts of 100 tokens"):
+        asyncio.run(tokens_of(PrefillService(config, model, groups), [request(str(k)) for k in range(5)]))
+
+
+def test_a_client_that_leaves_the_queue_is_never_run(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """Its prompt is dropped, its neighbour's is served."""
+
+    async def scenario() -> list[str]:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated)
+        leaving, staying = await queue(service, "leaving"), await queue(service, "staying")
+        leaving.cancel()
+        open_gate(gated)
+        await asyncio.gather(*tasks, staying)
+        return [r.request_id for batch in gated.batches[4:] for r in batch.requests]
+
+    assert asyncio.run(scenario()) == ["staying"]
+
+
+def test_a_client_that_leaves_a_running_batch_lets_it_finish(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """The group cannot be stopped halfway; the slot is free afterwards."""
+
+    async def scenario() -> int:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated)
+        tasks[0].cancel()
+        open_gate(gated)
+        await asyncio.gather(*tasks[1:], await queue(service, "next"))
+        await service.close()
+        return gated.num_finished
+
+    assert asyncio.run(scenario()) == 5
+
+
+def test_a_lost_device_fails_its_requests_and_readiness(
+    config: ServeConfig, model: ServedModel, groups: EchoGroups
+) -> None:
+    """The reason reaches the client and /ready; a new prompt is refused at once."""
+    groups.failure = DeviceLost("moe 1 is gone")
+
+    async def scenario() -> tuple[str, ...]:
+        service = PrefillService(config, model, groups)
+        with pytest.raises(Unavailable, match="group 0 failed: moe 1 is gone"):
+            await tokens_of(service, [request("first")])
+        with pytest.raises(Unavailable, match=r"not ready: group 0 \(moe 1 is gone\)"):
+            await tokens_of(service, [request("second")])
+        return service.missing()
+
+    assert asyncio.run(scenario()) == ("group 0 (moe 1 is gone)",)
+
+
+def test_what_is_queued_runs_on_the_other_group(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
+    """Only the batches of the lost group fail."""
+
+    async def scenario() -> list[object]:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated) + [await queue(service, "queued")]
+        gated.lost_group = 1
+        open_gate(gated)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    outcomes = asyncio.run(scenario())
+    assert [type(outcome) for outcome in outcomes].count(Unavailable) == 2
+    assert isinstance(outcomes[-1], list)
+
+
+def test_without_any_group_nobody_stays_in_the_queue(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """The last group's loss fails the queue too, long before the deadline."""
+
+    async def scenario() -> list[object]:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated) + [await queue(service, "queued")]
+        gated.failure = DeviceLost("moe 1 is gone")
+        open_gate(gated)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [type(outcome) for outcome in asyncio.run(scenario())] == [Unavailable] * 5
+
+
+def test_a_group_comes_back(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
+    """After `mark_up` it is trusted again."""
+    groups.failure = DeviceLost("moe 1 is gone")
+
+    async def scenario() -> int:
+        service = PrefillService(config, model, groups)
+        with pytest.raises(Unavailable):
+            await tokens_of(service, [request("first")])
+        groups.failure = None
+        service.mark_up(0)
+        return len(await tokens_of(service, [request("second")]))
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_an_unexpected_error_tells_its_kind_only(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
+    """What it says may hold paths or weights; the log has it."""
+    groups.failure = RuntimeError("/secret/path")
+    with pytest.raises(Unavailable) as failed:
+        asyncio.run(tokens_of(PrefillService(config, model, groups), [request("first")]))
+
+    assert str(failed.value) == "group 0 failed: RuntimeError"
+
+
+def test_a_batch_that_ends_early_leaves_nobody_waiting(
+    config: ServeConfig, model: ServedModel, groups: EchoGroups
+) -> None:
+    """A stream without its last token is a failure, not a wait."""
+    groups.max_passes = 1
+    with pytest.raises(Unavailable, match="before its last token"):
+        asyncio.run(tokens_of(PrefillService(config, model, groups), [request("first", max_tokens=3)]))
+
+
+def test_every_wait_has_a_deadline(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
+    """20 deadlines without a token, here 20 ms, end a request."""
+    impatient = dataclasses.replace(config, prefill=dataclasses.replace(config.prefill, deadline_s=0.001))
+    with pytest.raises(Unavailable, match=r"within 0\.02 s"):
+        asyncio.run(tokens_of(PrefillService(impatient, model, gated), [request("first")]))
+
+
+def test_stopping_finishes_what_runs_and_refuses_the_rest(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """SIGTERM: running batches answer, queued and new prompts get Unavailable."""
+
+    async def scenario() -> tuple[list[object], int]:
+        service = PrefillService(config, model, gated)
+        tasks = await fill(service, gated) + [await queue(service, "queued")]
+        closing = asyncio.create_task(service.close())
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="stopping"):
+            await tokens_of(service, [request("new")])
+        open_gate(gated)
+        await closing
+        return await asyncio.gather(*tasks, return_exceptions=True), gated.num_finished
+
+    outcomes, num_finished = asyncio.run(scenario())
+    assert [type(outcome) for outcome in outcomes] == [list] * 4 + [Unavailable]
+    assert num_finished == 4
+
+
+def test_short_prompts_share_a_batch(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
+    """Length-aware batching reaches the groups: two prompts of 8 tokens make one batch of 16 (3.3.1)."""
+    prompts = [request("a", num_tokens=8), request("b", num_tokens=8)]
+    asyncio.run(tokens_of(PrefillService(config, model, groups), prompts))
+
+    assert [batch.num_tokens for batch in groups.batches] == [16]
