@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgpack
 
-from asap_ray.batch import Batch, Stamps, Token
+from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.strict import build
@@ -49,6 +49,14 @@ class Events:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """One token of a request, for callers inside the cluster; the parts of its TTFT come with the first."""
+
+    token: Token
+    ttft_parts_s: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DutyReport:
     """A device's totals since its start (`engine.duty.Duty`)."""
 
@@ -60,6 +68,8 @@ class DutyReport:
 _KINDS: Final[dict[type, str]] = {
     ServeConfig: "config",
     Batch: "batch",
+    Request: "request",
+    Answer: "answer",
     Registrations: "registrations",
     Events: "events",
     DutyReport: "duty",

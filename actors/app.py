@@ -1,0 +1,119 @@
+"""The Ray Serve application: one frontend over one prefill instance."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import fastapi
+from ray import serve
+
+from asap_ray.actors.frontend import build_api
+from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.tokenizer import load_tokenizer
+from asap_ray.batch import Request
+from asap_ray.config import ServeConfig, config_from, config_to
+from asap_ray.errors import AsapError, DeviceLost
+from asap_ray.layout import layout_of
+from asap_ray.messages import Answer, DutyReport, decode, encode
+from asap_ray.models.qwen3_moe import load_model
+from asap_ray.spec import Instance
+
+_log = logging.getLogger(__name__)
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """The application of one configuration, for `serve run`, `serve deploy` and `asap-ray serve`.
+
+    Args:
+        args: the fields of `ServeConfig`, as in deploy/serve/*.yaml.
+
+    Raises:
+        ConfigError: a field is wrong or the checkpoint is not served; nothing was started.
+    """
+    config = config_from(args)
+    model = load_model(config.model)
+    layout_of(Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill))
+    return Frontend.bind(config_to(config))
+
+
+def served_model(config: ServeConfig) -> ServedModel:
+    """What clients may know of a configuration's model."""
+    model = load_model(config.model).config
+    return ServedModel(
+        name=config.served_model_name or Path(config.model).name,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_position_embeddings,
+        end_token_ids=model.eos_token_ids,
+        tokenizer=load_tokenizer(Path(config.model)),
+    )
+
+
+@serve.deployment(
+    num_replicas=1,  # the scheduler is one; more instances are more applications
+    max_ongoing_requests=100_000,  # the bounded queue is ours and answers 429
+    ray_actor_options={"num_cpus": 0},
+    health_check_period_s=2,
+    health_check_timeout_s=30,
+    graceful_shutdown_wait_loop_s=1,
+    graceful_shutdown_timeout_s=60,
+)
+@serve.ingress()
+class Frontend:
+    """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
+
+    async def __init__(self, args: dict[str, Any]) -> None:
+        self._config = config_from(args)
+        self._instance = PrefillInstance(self._config)
+        self._service = PrefillService(self._config, served_model(self._config), self._instance)
+        self._failure = ""
+        self._life = asyncio.create_task(self._live())
+
+    def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
+        api = build_api(self._service)
+        api.add_api_route("/duty", self._duty, methods=["GET"])
+        return api
+
+    async def check_health(self) -> None:
+        """Ray Serve restarts a frontend whose instance is lost; the new one starts the instance afresh."""
+        if self._failure:
+            raise DeviceLost(self._failure)
+
+    async def prefill(self, message: bytes) -> AsyncIterator[bytes]:
+        """A request and its tokens as messages, for callers inside the cluster (`replay --app`)."""
+        request = dataclasses.replace(decode(Request, message), arrival_s=time.monotonic())
+        async for event in self._service.generate([request]):
+            yield encode(Answer(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
+
+    async def describe(self) -> dict[str, Any]:
+        """What `replay --app` needs to know of the model (`workload.http_target.ServedModel`)."""
+        model = self._service.model
+        max_prompt_tokens = min(model.max_model_len, self._config.prefill.max_tokens)
+        return {"name": model.name, "max_model_len": max_prompt_tokens, "vocab_size": model.vocab_size}
+
+    async def compute_seconds(self) -> dict[str, float]:
+        """Seconds every device has computed since its start, by name."""
+        return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
+
+    async def __del__(self) -> None:
+        self._life.cancel()
+        await self._service.close()
+        await self._instance.stop()
+
+    async def _live(self) -> None:
+        try:
+            await self._instance.start()
+            await self._instance.watch()
+        except AsapError as error:
+            _log.error("%s", error)
+            self._failure = str(error)
+
+    async def _duty(self) -> dict[str, DutyReport]:
+        """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
+        return await self._instance.duty()

@@ -1,0 +1,154 @@
+"""An attention DP group: one actor, and one more in the same bundle for each further TP rank (3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import ray
+import torch.distributed as dist
+from ray.util.placement_group import get_current_placement_group
+
+from asap_ray.actors.loop import Loop
+from asap_ray.actors.placement import RESOURCE, bundle
+from asap_ray.backends.door import Door, FollowedDoor
+from asap_ray.backends.gloo import GlooCollective, SoloCollective
+from asap_ray.backends.host import HostAttention
+from asap_ray.batch import Batch, Stamps, Token
+from asap_ray.config import ServeConfig, fingerprint_of
+from asap_ray.messages import DutyReport, Events, Registrations, decode, encode
+from asap_ray.models.qwen3_moe import load_model
+from asap_ray.protocol import BatchQueue, Collective
+
+_LOCALHOST: Final = "127.0.0.1"
+"""The ranks of a group share a bundle, and a bundle never spans nodes."""
+
+_STOP_S: Final = 5.0
+
+
+class AttentionRank:
+    """TP rank j of DP group i. As an actor of its own (j > 0) it follows rank 0's admissions."""
+
+    def __init__(self, config: bytes, group: int, rank: int, port: int, epoch: int) -> None:
+        served = decode(ServeConfig, config)
+        self.collective = _collective(served, rank, port)
+        model = load_model(served.model)
+        self._fingerprint = fingerprint_of(served, model.fingerprint)
+        self._attention = HostAttention(served, model, group, self.collective, epoch)
+        self.runtime = self._attention.runtime
+        self._loop: Loop | None = None
+
+    def register(self) -> bytes:
+        """Where peers find this rank's buffer."""
+        return encode(Registrations((self._attention.registration(self._fingerprint),)))
+
+    def follow(self, devices: bytes) -> None:
+        """Open the buffers of all MoE devices and start the loop of a rank j > 0."""
+        self.serve(devices, FollowedDoor(self.collective, leader=None))
+
+    def serve(self, devices: bytes, door: BatchQueue, on_failure: Callable[[], None] = lambda: None) -> None:
+        """Open the buffers of all MoE devices and start the loop behind `door`."""
+        self._attention.connect(decode(Registrations, devices).devices)
+        self._loop = Loop(lambda: self._attention.serve(door), on_failure)
+
+    def state(self) -> str:
+        """`joining`, `serving`, `stopped`, or what failed."""
+        return self._loop.state if self._loop else "joining"
+
+    def duty(self) -> bytes:
+        """Totals of this rank's compute stream."""
+        return encode(DutyReport(**dataclasses.asdict(self._attention.duty)))
+
+    def stop(self) -> None:
+        """End the loop."""
+        self.runtime.close()
+        if self._loop:
+            self._loop.join(_STOP_S)
+
+
+class AttentionGroup:
+    """The actor of DP group i: rank 0, the group's door, and the owner of its other ranks."""
+
+    def __init__(self, config: bytes, group: int) -> None:
+        served = decode(ServeConfig, config)
+        self._streams: dict[str, asyncio.Queue[Events | None]] = {}
+        self._events = asyncio.get_event_loop()
+        epoch = time.time_ns()
+        store = dist.TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
+        home = bundle(get_current_placement_group(), group)
+        self._followers = [
+            ray.remote(AttentionRank)
+            .options(num_cpus=0, resources={RESOURCE: 1}, max_concurrency=4, scheduling_strategy=home)
+            .remote(config, group, rank, store.port, epoch)
+            for rank in range(1, served.parallel.tp)
+        ]
+        self._rank = AttentionRank(config, group, 0, store.port, epoch)
+        self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
+
+    async def register(self) -> bytes:
+        """Where peers find the buffers of all T ranks, in the order of j."""
+        replies = [self._rank.register(), *[await follower.register.remote() for follower in self._followers]]
+        return encode(Registrations(tuple(r for reply in replies for r in decode(Registrations, reply).devices)))
+
+    async def serve(self, devices: bytes) -> None:
+        """Open the buffers of all MoE devices on every rank and start the loops."""
+        door: BatchQueue = self._leader
+        if self._followers:
+            door = FollowedDoor(self._rank.collective, self._leader)
+        await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
+        self._rank.serve(devices, door, on_failure=lambda: self._events.call_soon_threadsafe(self._fail_streams))
+
+    async def run(self, message: bytes) -> AsyncIterator[bytes]:
+        """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
+
+        Raises:
+            RuntimeError: the loop failed; the text says why.
+        """
+        batch = decode(Batch, message)
+        unfinished = {request.request_id for request in batch.requests}
+        stream = self._streams[batch.requests[0].request_id] = asyncio.Queue()
+        self._leader.put(batch)
+        try:
+            while unfinished:
+                if self._rank.state() != "serving" or (events := await stream.get()) is None:
+                    raise RuntimeError(f"the loop is not running: {self._rank.state()}")
+                unfinished -= {token.request_id for token in events.tokens if token.finish_reason}
+                yield encode(events)
+        finally:
+            del self._streams[batch.requests[0].request_id]
+
+    async def state(self) -> str:
+        """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks."""
+        followers = [await follower.state.remote() for follower in self._followers]
+        return max([self._rank.state(), *followers], key=lambda state: state != "serving")
+
+    async def duty(self) -> bytes:
+        """Totals of rank 0's compute stream."""
+        return self._rank.duty()
+
+    async def stop(self) -> None:
+        """End the loops; running batches are not waited for."""
+        self._rank.stop()
+        await asyncio.gather(*[follower.stop.remote() for follower in self._followers])
+
+    def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
+        events = Events(tokens, dataclasses.replace(stamps))  # the loop goes on counting in its own
+        self._events.call_soon_threadsafe(self._hand_over, batch.requests[0].request_id, events)
+
+    def _hand_over(self, key: str, events: Events) -> None:
+        if key in self._streams:  # gone if its scheduler is
+            self._streams[key].put_nowait(events)
+
+    def _fail_streams(self) -> None:
+        for stream in self._streams.values():
+            stream.put_nowait(None)
+
+
+def _collective(served: ServeConfig, rank: int, port: int) -> Collective:
+    if served.parallel.tp == 1:
+        return SoloCollective()
+    store = dist.TCPStore(_LOCALHOST, port, is_master=False)
+    return GlooCollective(store, rank, served.parallel.tp, served.prefill.deadline_s)

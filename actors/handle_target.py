@@ -1,0 +1,50 @@
+"""A Serve application as the target of a replay, without HTTP between."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+
+import numpy as np
+from ray.exceptions import RayTaskError
+from ray.serve.handle import DeploymentHandle
+
+from asap_ray.batch import Request, Sampling
+from asap_ray.errors import AsapError, Overloaded, RequestError
+from asap_ray.messages import Answer, decode, encode
+from asap_ray.workload.client import Reply
+
+
+class HandleTarget:
+    """`Target` over the frontend's handle; statuses are those HTTP would have had."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._prefill = handle.options(stream=True).prefill
+
+    async def send(self, prompt_ids: list[int], max_tokens: int, on_first_token: Callable[[], None]) -> Reply:
+        """See `Target`."""
+        request = Request(
+            request_id=uuid.uuid4().hex,
+            num_tokens=len(prompt_ids),
+            arrival_s=0.0,  # the frontend's clock is not ours
+            token_ids=np.asarray(prompt_ids, dtype="<i4").tobytes(),
+            sampling=Sampling(max_tokens=max_tokens),
+        )
+        parts: dict[str, float] = {}
+        try:
+            async for message in self._prefill.remote(encode(request)):
+                answer = decode(Answer, message)
+                if answer.ttft_parts_s:
+                    on_first_token()
+                    parts = answer.ttft_parts_s
+        except RayTaskError as error:
+            return Reply(_status(error.cause), str(error.cause), parts)
+        return Reply(200, None, parts)
+
+
+def _status(error: BaseException | None) -> int:
+    if isinstance(error, RequestError):
+        return 400
+    if isinstance(error, Overloaded):
+        return 429
+    return 503 if isinstance(error, AsapError) else 500

@@ -1,0 +1,48 @@
+"""A MoE device: its experts of all layers behind three streams (3.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from asap_ray.actors.loop import Loop
+from asap_ray.backends.host import HostMoE
+from asap_ray.config import ServeConfig, fingerprint_of
+from asap_ray.messages import DutyReport, Registrations, decode, encode
+from asap_ray.models.qwen3_moe import load_model
+
+_STOP_S: Final = 5.0
+
+
+class MoEDevice:
+    """The actor of MoE device e; Ray sees control calls only."""
+
+    def __init__(self, config: bytes, moe_device: int) -> None:
+        served = decode(ServeConfig, config)
+        model = load_model(served.model)
+        self._fingerprint = fingerprint_of(served, model.fingerprint)
+        self._moe = HostMoE(served, model, moe_device)
+        self._loop: Loop | None = None
+
+    def register(self) -> bytes:
+        """Where peers find this device's buffer."""
+        return encode(Registrations((self._moe.registration(self._fingerprint),)))
+
+    def serve(self, ranks: bytes) -> None:
+        """Open the buffers of all attention ranks and start the streams."""
+        self._moe.connect(decode(Registrations, ranks).devices)
+        self._loop = Loop(self._moe.serve)
+
+    def state(self) -> str:
+        """`joining`, `serving`, `stopped`, or what failed."""
+        return self._loop.state if self._loop else "joining"
+
+    def duty(self) -> bytes:
+        """Totals of the compute stream."""
+        return encode(DutyReport(**dataclasses.asdict(self._moe.duty)))
+
+    def stop(self) -> None:
+        """End the streams."""
+        self._moe.runtime.close()
+        if self._loop:
+            self._loop.join(_STOP_S)

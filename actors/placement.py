@@ -1,0 +1,49 @@
+"""Where an instance's actors run: one placement-group bundle a DP group, one a MoE device (3.1)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import ray
+from ray.exceptions import GetTimeoutError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from asap_ray.errors import ConfigError
+from asap_ray.spec import ParallelSpec
+
+RESOURCE: Final = "NPU"
+"""Ray's own name for Ascend devices; on a CPU a logical resource given to `ray start --resources`."""
+
+
+def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup:
+    """Reserve the bundles of an instance, groups first; they outlive whoever reserved them.
+
+    Raises:
+        ConfigError: the cluster has too few NPUs, or they are not free within `timeout_s`.
+    """
+    total = ray.cluster_resources().get(RESOURCE, 0)
+    if total < parallel.num_devices:
+        raise ConfigError(
+            f"the instance needs {parallel.num_devices} {RESOURCE} "
+            f"({parallel.dp_groups} groups of {parallel.tp}, {parallel.moe_devices} MoE devices), "
+            f"the cluster has {total:g}; without Ascend devices start Ray with "
+            f"--resources='{{\"{RESOURCE}\": {parallel.num_devices}}}'"
+        )
+    bundles = [{RESOURCE: parallel.tp}] * parallel.dp_groups + [{RESOURCE: 1}] * parallel.moe_devices
+    group = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
+    try:
+        ray.get(group.ready(), timeout=timeout_s)
+    except GetTimeoutError:
+        remove_placement_group(group)
+        free = ray.available_resources().get(RESOURCE, 0)
+        raise ConfigError(
+            f"{parallel.num_devices} {RESOURCE} were not free within {timeout_s:g} s: {free:g} of {total:g} are; "
+            "another instance holds the rest"
+        ) from None
+    return group
+
+
+def bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    """The scheduling strategy of one bundle: DP group i is bundle i, MoE device e is bundle D + e."""
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)

@@ -1,0 +1,232 @@
+"""A prefill instance as its frontend sees it: detached actors, found by name or started (3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.placement_group import get_placement_group, remove_placement_group
+
+from asap_ray.actors.attention_group import AttentionGroup
+from asap_ray.actors.moe_device import MoEDevice
+from asap_ray.actors.placement import RESOURCE, bundle, place
+from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.config import ServeConfig
+from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
+from asap_ray.messages import DutyReport, Events, Registration, Registrations, decode, differing_fields, encode
+
+NAMESPACE: Final = "serve"
+"""Ray Serve's own namespace, so that whoever manages the application finds the actors."""
+
+_STOP_S: Final = 10.0
+_WATCH_S: Final = 1.0
+_ANSWER_S: Final = 10.0
+"""A device that does not answer a control call for this long is taken for lost."""
+
+
+class PrefillInstance:
+    """The D groups and E devices of one instance, for one frontend at a time.
+
+    They are detached: a frontend that dies leaves them serving, and the next one attaches to them
+    without loading weights again. `stop` is what ends them.
+    """
+
+    def __init__(self, config: ServeConfig) -> None:
+        self._config = config
+        self._names = group_names(config) + device_names(config)
+        self._actors: dict[str, ActorHandle] = {}
+        self._missing: tuple[str, ...] = tuple(self._names)
+
+    @property
+    def num_groups(self) -> int:
+        """D."""
+        return self._config.parallel.dp_groups
+
+    def missing(self) -> tuple[str, ...]:
+        """Devices that are not serving; empty when ready."""
+        return self._missing
+
+    async def start(self) -> None:
+        """Attach to running actors, or start them all, join them and warm every pair.
+
+        Raises:
+            ConfigError: too few devices, or devices that disagree; names the differing field.
+            Unavailable: somebody did not come up in time; names who, and why if it said so. All are stopped.
+        """
+        if not await self._attach():
+            await stop_instance(self._config)
+            try:
+                await self._create()
+                await self._join()
+                await self._warm()
+            except AsapError as error:
+                self._missing = (f"start failed: {error}",)
+                await stop_instance(self._config)
+                raise
+        self._missing = ()
+
+    async def watch(self) -> None:
+        """Look after the devices until one is lost; then stop the groups, so that no request waits for it.
+
+        Raises:
+            DeviceLost: names the devices and what became of them.
+        """
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            states = await self._ask(self._names, "state", timeout_s=_ANSWER_S)
+            lost = {name: str(state) for name, state in states.items() if state != "serving"}
+            if lost:
+                self._missing = tuple(f"{name} ({state})" for name, state in lost.items())
+                await self._ask([n for n in group_names(self._config) if n not in lost], "stop", timeout_s=_ANSWER_S)
+                raise DeviceLost("; ".join(self._missing))
+
+    async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
+        """Stream a batch's tokens from a DP group.
+
+        Raises:
+            DeviceLost: the group failed or is gone; the text says why.
+        """
+        name = group_names(self._config)[group]
+        try:
+            stream = self._actors[name].run.options(num_returns="streaming").remote(encode(batch))
+            async for reference in stream:
+                events = decode(Events, await reference)
+                yield events.tokens, events.stamps
+        except RayError as error:
+            raise DeviceLost(f"{name}: {_reason(error)}") from None
+
+    async def duty(self) -> dict[str, DutyReport]:
+        """Totals of every device's compute stream, by name; a device that does not answer is left out."""
+        replies = await self._ask(self._names, "duty", timeout_s=_ANSWER_S)
+        return {name: decode(DutyReport, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
+
+    async def stop(self) -> None:
+        """End every device; running batches are not waited for."""
+        self._missing = ("the instance is stopping",)
+        await stop_instance(self._config)
+
+    async def _attach(self) -> bool:
+        try:
+            self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
+        except ValueError:
+            return False
+        states = await self._ask(self._names, "state", timeout_s=_ANSWER_S)
+        return all(state == "serving" for state in states.values())
+
+    async def _create(self) -> None:
+        config, message = self._config, encode(self._config)
+        placement = await asyncio.to_thread(place, config.name, config.parallel, config.start_timeout_s)
+        kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
+        kinds += [(MoEDevice, e, 4) for e in range(config.parallel.moe_devices)]
+        for index, (name, (kind, number, concurrency)) in enumerate(zip(self._names, kinds, strict=True)):
+            self._actors[name] = (
+                ray.remote(kind)
+                .options(
+                    name=name,
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    num_cpus=0,
+                    resources={RESOURCE: 1},
+                    max_concurrency=concurrency,
+                    scheduling_strategy=bundle(placement, index),
+                )
+                .remote(message, number)
+            )
+
+    async def _join(self) -> None:
+        """Collect registrations, compare fingerprints, hand out the peers' addresses, start the loops."""
+        deadline_s = self._config.start_timeout_s
+        replies = await self._demand(self._names, "register", deadline_s)
+        registered = {name: decode(Registrations, reply).devices for name, reply in replies.items()}
+        _agree({name: ranks[0] for name, ranks in registered.items()})
+        groups, devices = group_names(self._config), device_names(self._config)
+        ranks = encode(Registrations(tuple(rank for name in groups for rank in registered[name])))
+        await self._demand(devices, "serve", deadline_s, ranks)
+        peers = encode(Registrations(tuple(registered[name][0] for name in devices)))
+        await self._demand(groups, "serve", deadline_s, peers)
+
+    async def _warm(self) -> None:
+        """One tiny batch through every group; each of its layers sends to every MoE device."""
+
+        async def warm(group: int) -> None:
+            prompt = Request(request_id=f"warm-{group}", num_tokens=1, arrival_s=0.0, token_ids=b"\0\0\0\0")
+            async for _ in self.run(group, Batch((prompt,))):
+                pass
+
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await asyncio.gather(*map(warm, range(self.num_groups)))
+        except TimeoutError:
+            raise Unavailable(f"no answer to the warm-up within {self._config.start_timeout_s:g} s") from None
+
+    async def _demand(self, names: list[str], method: str, timeout_s: float, *args: bytes) -> dict[str, Any]:
+        replies = await self._ask(names, method, *args, timeout_s=timeout_s)
+        refused = {name: reply for name, reply in replies.items() if isinstance(reply, Refusal)}
+        if refused:
+            raise Unavailable(f"{method}: " + "; ".join(f"{name}: {reply}" for name, reply in refused.items()))
+        return replies
+
+    async def _ask(self, names: list[str], method: str, *args: bytes, timeout_s: float) -> dict[str, Any]:
+        """Call a method on several actors; a `Refusal` stands for an answer that did not come."""
+
+        async def one(name: str) -> Any:
+            try:
+                return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
+            except TimeoutError:
+                return Refusal(f"no answer within {timeout_s:g} s")
+            except RayError as error:
+                return Refusal(_reason(error))
+
+        return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+
+
+class Refusal(str):
+    """Why an actor did not answer."""
+
+
+def group_names(config: ServeConfig) -> list[str]:
+    """Names of the attention groups' actors, in the order of i."""
+    return [f"{config.name}:attention:{i}" for i in range(config.parallel.dp_groups)]
+
+
+def device_names(config: ServeConfig) -> list[str]:
+    """Names of the MoE devices' actors, in the order of e."""
+    return [f"{config.name}:moe:{e}" for e in range(config.parallel.moe_devices)]
+
+
+async def stop_instance(config: ServeConfig) -> None:
+    """End every actor of an instance and free its devices; what is not there is skipped."""
+
+    async def stop(name: str) -> None:
+        try:
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            return
+        with contextlib.suppress(TimeoutError, RayError):  # killed below all the same
+            await asyncio.wait_for(actor.stop.remote(), _STOP_S)
+        ray.kill(actor)
+
+    await asyncio.gather(*map(stop, group_names(config) + device_names(config)))
+    try:
+        remove_placement_group(get_placement_group(config.name))
+    except ValueError:
+        return
+
+
+def _agree(registered: Mapping[str, Registration]) -> None:
+    """The join handshake: every device must have loaded the same model and configuration."""
+    (first, reference), *others = registered.items()
+    for name, registration in others:
+        for field, ours, theirs in differing_fields(reference.fingerprint, registration.fingerprint):
+            raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")
+
+
+def _reason(error: RayError) -> str:
+    """The last line that says something of a Ray error."""
+    lines = [line.strip() for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,158 @@
+"""A trace replay against a served instance, over HTTP or a Serve handle, from a shell or a Ray job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import shlex
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import ray
+from ray import serve
+from ray.serve.exceptions import RayServeException
+from rich.console import Console
+
+from asap_ray.actors.handle_target import HandleTarget
+from asap_ray.errors import ConfigError
+from asap_ray.evaluation.progress import Progress
+from asap_ray.evaluation.replay_html import write_html
+from asap_ray.evaluation.replay_report import (
+    Report,
+    Utilisation,
+    check_writable,
+    summarise,
+    summary_table,
+    this_machine,
+    write_json,
+)
+from asap_ray.evaluation.utilisation import ReadDuty, sampled
+from asap_ray.workload.client import Plan, Result, Target
+from asap_ray.workload.client import replay as replay_open_loop
+from asap_ray.workload.http_target import HttpTarget, ServedModel, connect, served_model
+from asap_ray.workload.shaping import Shaping
+from asap_ray.workload.trace_file import bundled_trace, read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A served instance: where to send prompts, what it serves, and how busy its devices say they are."""
+
+    target: Target
+    model: ServedModel
+    duty: ReadDuty
+
+
+@contextlib.asynccontextmanager
+async def http_endpoint(url: str) -> AsyncIterator[Endpoint]:
+    """An OpenAI-compatible server; device utilisation only where it is one of ours."""
+    async with connect(url) as client:
+        model = await served_model(client)
+
+        async def duty() -> Mapping[str, float]:
+            try:
+                reply = await client.get("/duty", timeout=5.0)
+                return {name: each["compute_s"] for name, each in reply.raise_for_status().json().items()}
+            except (httpx.HTTPError, ValueError):
+                return {}
+
+        yield Endpoint(HttpTarget(client, model.name), model, duty)
+
+
+@contextlib.asynccontextmanager
+async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
+    """A Serve application of the cluster at `address`; prompts go through its handle."""
+    try:
+        ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+        handle = serve.get_app_handle(name)
+    except (ConnectionError, RayServeException) as error:
+        raise ConfigError(f"no application {name!r} on the cluster at {address!r}: {error}") from None
+    model = ServedModel(**await handle.describe.remote())
+
+    async def duty() -> Mapping[str, float]:
+        totals: Mapping[str, float] = await handle.compute_seconds.remote()
+        return totals
+
+    yield Endpoint(HandleTarget(handle), model, duty)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One replay, from the trace to the report."""
+
+    trace: Path | None  # None: the bundled one
+    shaping: Shaping
+    out: Path  # directory of the results
+    vocab_size: int | None = None  # None: as the endpoint says
+    max_tokens: int = 1
+    timeout_s: float = 600.0
+    slo_s: float = 5.0
+
+    def run(self, connecting: AbstractAsyncContextManager[Endpoint]) -> Report:
+        """Replay, print the table, write the files; an interruption keeps what has ended.
+
+        Raises:
+            ConfigError: the trace, the endpoint or the directory is wrong; nothing was sent.
+        """
+        json_file, html_file = self._files()
+        path = self.trace or bundled_trace()
+        requests = self.shaping.apply(read_trace(path))
+        results: list[Result] = []
+        samples: list[Utilisation] = []
+        with Progress(len(requests)) as progress, contextlib.suppress(KeyboardInterrupt):
+
+            def ended(result: Result) -> None:
+                results.append(result)
+                progress.advance(result)
+
+            async def main() -> None:
+                async with connecting as endpoint, sampled(endpoint.duty, samples):
+                    plan = Plan(
+                        requests=requests,
+                        vocab_size=self._vocab_size(endpoint.model),
+                        seed=self.shaping.seed,
+                        max_tokens=self.max_tokens,
+                        timeout_s=self.timeout_s,
+                    )
+                    await replay_open_loop(plan, endpoint.target, ended)
+
+            asyncio.run(main())
+        report = Report(
+            title=f"Replay of {path.name}",
+            date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            command=shlex.join(["asap-ray", *sys.argv[1:]]),
+            trace=f"{path.name}: {self.shaping.text()}",
+            machine=this_machine(),
+            slo_s=self.slo_s,
+            results=sorted(results, key=lambda result: result.index),
+            utilisation=samples,
+        )
+        write_json(json_file, report)
+        write_html(html_file, report)
+        console = Console(highlight=False)
+        console.print(summary_table(summarise(report.results, self.slo_s)))
+        if len(results) < len(requests):
+            console.print(f"interrupted: {len(requests) - len(results)} of {len(requests)} requests had not ended")
+        console.print(f"report: {html_file}\nresults: {json_file}", soft_wrap=True)
+        return report
+
+    def _files(self) -> tuple[Path, Path]:
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make directory {self.out}: {error.strerror}") from None
+        files = self.out / "replay.json", self.out / "replay.html"
+        for file in files:
+            check_writable(file)
+        return files
+
+    def _vocab_size(self, model: ServedModel) -> int:
+        size = self.vocab_size or model.vocab_size
+        if size is None:
+            raise ConfigError(f"{model.name} does not say its vocabulary size; give --vocab-size")
+        return size

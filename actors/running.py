@@ -1,0 +1,103 @@
+"""An instance from a command line: start Ray if need be, run the application, end everything afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import httpx
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+
+from asap_ray.actors.placement import RESOURCE
+from asap_ray.actors.prefill_instance import NAMESPACE
+from asap_ray.config import ServeConfig
+from asap_ray.errors import ConfigError, Unavailable
+
+_OBJECT_STORE_BYTES: Final = 128 << 20
+"""Prompts and tokens are all that passes through Ray; hidden states never do."""
+
+_POLL_S: Final = 0.2
+
+
+@contextlib.contextmanager
+def running(
+    config: ServeConfig, app: serve.Application, host: str, port: int, address: str | None = None
+) -> Iterator[str]:
+    """Serve `app` while the block runs; yields the URL once every device is ready.
+
+    Joins the cluster at `address`, else starts one of its own and stops it at the end.
+
+    Raises:
+        ConfigError: the port is taken, or the cluster cannot hold the instance.
+        Unavailable: the instance did not come up; the text says who is missing.
+    """
+    _refuse_taken(host, port)
+    with contextlib.ExitStack() as stack:
+        _connect(config, address)
+        stack.callback(ray.shutdown)
+        serve.start(http_options=HTTPOptions(host=host, port=port))
+        stack.callback(serve.shutdown if address is None else lambda: serve.delete(config.name))
+        serve.run(app, name=config.name, route_prefix="/")
+        url = f"http://{host}:{port}"
+        _await_ready(url, config.start_timeout_s)
+        yield url
+
+
+def wait_for_signal() -> str:
+    """Block until SIGINT or SIGTERM; its name."""
+    received = threading.Event()
+    name: list[str] = []
+
+    def note(number: int, _frame: Any) -> None:
+        name.append(signal.Signals(number).name)
+        received.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    received.wait()
+    return name[0]
+
+
+def _connect(config: ServeConfig, address: str | None) -> None:
+    if address:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        return
+    ray.init(
+        num_cpus=config.parallel.num_devices,
+        resources={RESOURCE: config.parallel.num_devices},
+        object_store_memory=_OBJECT_STORE_BYTES,
+        namespace=NAMESPACE,
+        include_dashboard=True,
+        log_to_driver=False,
+    )
+
+
+def _await_ready(url: str, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    missing = "no answer"
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(httpx.TransportError):
+            reply = httpx.get(f"{url}/ready", timeout=5.0)
+            if reply.status_code == httpx.codes.OK:
+                return
+            missing = reply.json()["error"]["message"]
+            if "start failed" in missing:
+                raise Unavailable(missing)
+        time.sleep(_POLL_S)
+    raise Unavailable(f"not ready after {timeout_s:g} s: {missing}")
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None

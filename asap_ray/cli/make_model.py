@@ -1,0 +1,3 @@
+"""asap-ray make-model."""
+
+from __future__ import annotations

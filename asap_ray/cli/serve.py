@@ -1,0 +1,60 @@
+"""asap-ray serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from asap_ray.config import ServeConfig, config_from, config_to
+from asap_ray.errors import ConfigError
+from asap_ray.spec import ParallelSpec
+
+Dp = Annotated[int, typer.Option("--dp", help="Attention DP groups, D.")]
+Tp = Annotated[int, typer.Option("--tp", help="TP ranks of a group, T.")]
+Ep = Annotated[int, typer.Option("--ep", help="MoE devices, E.")]
+
+
+def serve(
+    model: Annotated[Path | None, typer.Option(help="Directory of a Hugging Face checkpoint.")] = None,
+    dp: Dp = 2,
+    tp: Tp = 1,
+    ep: Ep = 2,
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    name: Annotated[str, typer.Option(help="Name of the application and prefix of its actors.")] = "asap",
+    device: Annotated[str, typer.Option(help="Where to run: cpu.")] = "cpu",
+    address: Annotated[str | None, typer.Option(help="Join this Ray cluster instead of starting one.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with every setting (docs/serving.md).")] = None,
+) -> None:
+    """Serve a model over HTTP until Ctrl-C or SIGTERM."""
+    from asap_ray.actors.app import build_app
+    from asap_ray.actors.running import running, wait_for_signal
+
+    if config:
+        served = read_config(config)
+    elif model:
+        degrees = ParallelSpec(dp_groups=dp, tp=tp, moe_devices=ep)
+        served = ServeConfig(model=str(model.resolve()), parallel=degrees, name=name, device=device)
+    else:
+        raise ConfigError("nothing to serve: give --model DIR, or --config FILE")
+
+    console = Console(highlight=False, soft_wrap=True)
+    with running(served, build_app(config_to(served)), host, port, address) as url:
+        console.print(f"ready: {url} serves {served.model} with {served.parallel}")
+        console.print(f"{wait_for_signal()}: stopping")
+
+
+def read_config(file: Path) -> ServeConfig:
+    """The settings of a YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, or names the key that is wrong.
+    """
+    try:
+        return config_from(yaml.safe_load(file.read_text()))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from None
