@@ -55,7 +55,7 @@ class Bucket:
         """Its range, as people write it."""
         if self.over_tokens == 0:
             return f"up to {self.up_to_tokens:,}"
-        return f"{self.over_tokens + 1:,} to {self.up_to_tokens:,}"
+        return f"{self.over_tokens + 1:,}-{self.up_to_tokens:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
