@@ -21,7 +21,7 @@ from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import AsapError, DeviceLost
 from asap_ray.layout import layout_of
-from asap_ray.messages import Answer, DutyReport, decode, encode
+from asap_ray.messages import Answer, decode, encode
 from asap_ray.models.qwen3_moe import load_model
 from asap_ray.spec import Instance
 
@@ -114,6 +114,6 @@ class Frontend:
             _log.error("%s", error)
             self._failure = str(error)
 
-    async def _duty(self) -> dict[str, DutyReport]:
+    async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
-        return await self._instance.duty()
+        return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}

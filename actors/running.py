@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -39,11 +40,13 @@ def running(
         Unavailable: the instance did not come up; the text says who is missing.
     """
     _refuse_taken(host, port)
+    for logger in ("ray.serve", "ray._private.accelerators.npu"):  # no NPU is found on a CPU: Ray shows a traceback
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         _connect(config, address)
         stack.callback(ray.shutdown)
         serve.start(http_options=HTTPOptions(host=host, port=port))
-        stack.callback(serve.shutdown if address is None else lambda: serve.delete(config.name))
+        stack.callback(serve.delete, config.name)
         serve.run(app, name=config.name, route_prefix="/")
         url = f"http://{host}:{port}"
         _await_ready(url, config.start_timeout_s)
@@ -67,7 +70,7 @@ def wait_for_signal() -> str:
 
 def _connect(config: ServeConfig, address: str | None) -> None:
     if address:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         return
     ray.init(
         num_cpus=config.parallel.num_devices,
@@ -76,6 +79,7 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         namespace=NAMESPACE,
         include_dashboard=True,
         log_to_driver=False,
+        logging_level=logging.ERROR,
     )
 
 
