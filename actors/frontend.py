@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from asap_ray import __version__
-from asap_ray.actors.http_errors import EchoRequestId, add_error_handlers, error_of
+from asap_ray.actors.http_errors import add_error_handlers, error_of
 from asap_ray.actors.openai import (
     ChatBody,
     CompletionBody,
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def build_api(service: PrefillService) -> FastAPI:
-    """The application; `service` must live on the loop that serves it."""
+    """The application; `service` must live on the loop that serves it. Ray Serve echoes `X-Request-Id`."""
     api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None)
     routes = Routes(service)
     api.add_api_route("/v1/completions", routes.completions, methods=["POST"])
@@ -56,7 +56,6 @@ def build_api(service: PrefillService) -> FastAPI:
     api.add_api_route("/ping", routes.alive, methods=["GET", "POST"])
     api.add_api_route("/version", routes.version)
     add_error_handlers(api)
-    api.add_middleware(EchoRequestId)
     return api
 
 
@@ -101,7 +100,7 @@ class Routes:
         else:
             ids = await self._encode(body.prompt or "", body.add_special_tokens)
         spelled = [self._tokenizer().spelling(token_id) for token_id in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": self._model.max_model_len, "tokens": ids, "token_strs": spelled}
+        return {"count": len(ids), "max_model_len": self._max_prompt_tokens, "tokens": ids, "token_strs": spelled}
 
     async def detokenize(self, http: HttpRequest) -> dict[str, str]:
         """Text of token ids."""
@@ -111,7 +110,7 @@ class Routes:
         return {"prompt": self._tokenizer().decode(body.tokens)}
 
     async def models(self) -> dict[str, Any]:
-        """The one model served."""
+        """The one model served; prompt and answer within its `max_model_len` are never refused for their length."""
         return {"object": "list", "data": [self._model_card()]}
 
     async def one_model(self, name: str) -> dict[str, Any]:
@@ -210,8 +209,8 @@ class Routes:
             "owned_by": "asap-ray",
             "root": self._model.name,
             "parent": None,
-            "max_model_len": self._model.max_model_len,
-            "max_prompt_tokens": self._max_prompt_tokens,
+            "max_model_len": self._max_prompt_tokens,
+            "vocab_size": self._model.vocab_size,
             "permission": [],
         }
 
@@ -244,7 +243,7 @@ async def _server_sent(
 
 
 def _sse(message: dict[str, Any]) -> str:
-    return f"data: {json.dumps(message, separators=(',', ':'))}\n\n"
+    return f"data: {json.dumps(message, separators=(',', ':'), allow_nan=False)}\n\n"
 
 
 async def _unless_gone(http: HttpRequest, work: Awaitable[_T]) -> _T:

@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from asap_ray.actors.openai import error_body
 from asap_ray.errors import AsapError, Overloaded, RequestError, Unavailable
@@ -21,8 +20,6 @@ _RETRY_UNAVAILABLE_S: Final = 5
 
 _CLIENT_CLOSED: Final = 499
 """Nobody reads it; it is for access logs."""
-
-_REQUEST_ID: Final = b"x-request-id"
 
 _log = logging.getLogger(__name__)
 
@@ -49,24 +46,6 @@ def add_error_handlers(api: FastAPI) -> None:
     api.add_exception_handler(Exception, _on_bug)
 
 
-class EchoRequestId:
-    """ASGI middleware: a response carries the `X-Request-Id` of its request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        echoed = [(name, value) for name, value in scope.get("headers", ()) if name == _REQUEST_ID]
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *echoed]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
-
-
 async def _on_asap_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, AsapError)
     status, body, headers = error_of(error)
@@ -82,10 +61,9 @@ async def _on_client_gone(_: Request, __: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
 
 
-async def _on_bug(request: Request, _: Exception) -> Response:
-    """The server logs it with its traceback; it is handled outside the middleware."""
-    echoed = {name: value for name, value in request.headers.items() if name == _REQUEST_ID.decode()}
-    return JSONResponse(_internal(), HTTPStatus.INTERNAL_SERVER_ERROR, echoed)
+async def _on_bug(_: Request, __: Exception) -> Response:
+    """The server logs it with its traceback."""
+    return JSONResponse(_internal(), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _internal() -> dict[str, Any]:

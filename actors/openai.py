@@ -82,9 +82,10 @@ def _prompts(value: Any) -> list[Prompt]:
         return [value]
     if not isinstance(value, list) or not value:
         raise RequestError(f"prompt={quote(value)}: must be text, token ids, or a non-empty list of either", "prompt")
-    if all(isinstance(element, str) for element in value) or all(isinstance(element, list) for element in value):
+    kinds = set(map(type, value))
+    if kinds in ({str}, {list}):
         return value
-    if any(isinstance(element, str | list) for element in value):
+    if kinds & {str, list}:
         raise RequestError("prompt mixes texts and token ids; send one kind", "prompt")
     return [value]
 
@@ -129,13 +130,15 @@ class Body(BaseModel):
 class StreamOptions(BaseModel):
     """`include_usage` asks for one more chunk at the end of a stream."""
 
+    model_config = ConfigDict(strict=True)
+
     include_usage: bool = False
 
 
 class Message(BaseModel):
     """One turn of a conversation; further fields reach the chat template as they are."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1)]
     content: Annotated[str, BeforeValidator(_content)] = ""

@@ -158,9 +158,9 @@ class CompletionAnswer(Answer):
         tokenizer = self._model.tokenizer
         return {
             "tokens": [_spell(tokenizer, piece.token.token_id) for piece in pieces],
-            "token_logprobs": [piece.token.logprob for piece in pieces],
+            "token_logprobs": [_finite(piece.token.logprob) for piece in pieces],
             "top_logprobs": [
-                {_spell(tokenizer, token_id): logprob for token_id, logprob in _candidates(piece.token)}
+                {_spell(tokenizer, token_id): _finite(logprob) for token_id, logprob in _candidates(piece.token)}
                 for piece in pieces
             ],
             "text_offset": [piece.offset for piece in pieces],
@@ -195,13 +195,18 @@ class ChatAnswer(Answer):
         text = tokenizer.piece(token_id) if tokenizer else None
         return {
             "token": _spell(tokenizer, token_id),
-            "logprob": logprob,
+            "logprob": _finite(logprob),
             "bytes": None if text is None else list(text.encode()),
         }
 
 
 def _text(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
+
+
+def _finite(logprob: float | None) -> float | None:
+    """JSON has no minus infinity; OpenAI writes this instead."""
+    return None if logprob is None else max(logprob, -9999.0)
 
 
 def _candidates(token: Token) -> tuple[tuple[int, float | None], ...]:

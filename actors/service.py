@@ -92,7 +92,12 @@ class PrefillService:
         """Why the instance is not ready; empty when it is."""
         if self._stopping:
             return ("the instance is stopping",)
-        return (*self._groups.missing(), *(f"group {group} ({reason})" for group, reason in self._lost.items()))
+        return (*self._groups.missing(), *self.lost)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Groups that failed a batch, and why; none of them is used before its `mark_up`."""
+        return tuple(f"group {group} ({reason})" for group, reason in self._lost.items())
 
     def check_ready(self) -> None:
         """Raise Unavailable, naming who is missing, unless every device serves."""

@@ -97,12 +97,12 @@ def connect(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> Conn
 def post(connect: Connect) -> Callable[..., httpx.Response]:
     """One POST to a fresh instance; `body` is JSON, or bytes as they are."""
 
-    def send(path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+    def send(path: str, body: object) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
 
         async def once() -> httpx.Response:
             async with connect() as client:
-                return await client.post(path, content=content, headers=headers)
+                return await client.post(path, content=content)
 
         return asyncio.run(once())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class EchoGroups:
     """`Groups` without an engine. `gate` holds every batch back; `failure` is raised instead of tokens."""
 
     num_groups: int = 2
-    rule: Callable[[Request, int], int] = echo
+    logprob: float = -0.5
     failure: Exception | None = None
     fail_after: int = 0  # passes
     lost_group: int | None = None
@@ -69,13 +69,13 @@ class EchoGroups:
         self.num_finished += 1
 
     def _token(self, request: Request, step: int) -> Token:
-        sampling, token_id = request.sampling, self.rule(request, step)
+        sampling, token_id = request.sampling, echo(request, step)
         reason = "length" if step + 1 == sampling.max_tokens else None
         return Token(
             request_id=request.request_id,
             token_id=token_id,
-            logprob=None if sampling.num_logprobs is None else -0.5,
-            top_logprobs=tuple((token_id + k, -0.5 - k) for k in range(sampling.num_logprobs or 0)),
+            logprob=None if sampling.num_logprobs is None else self.logprob,
+            top_logprobs=tuple((token_id + k, self.logprob - k) for k in range(sampling.num_logprobs or 0)),
             finish_reason="stop" if token_id in sampling.stop_token_ids else reason,
         )
 

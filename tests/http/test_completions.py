@@ -118,6 +118,14 @@ def test_logprobs_have_the_legacy_shape(post: Post, model: ServedModel) -> None:
     }
 
 
+def test_an_impossible_token_has_a_finite_logprob(post: Post, groups: EchoGroups) -> None:
+    """JSON cannot say minus infinity."""
+    groups.logprob = float("-inf")
+    body = {"prompt": [70], "max_tokens": 1, "logprobs": 0}
+
+    assert post("/v1/completions", body).json()["choices"][0]["logprobs"]["token_logprobs"] == [-9999.0]
+
+
 def test_a_stream_has_one_chunk_a_token(post: Post, model: ServedModel) -> None:
     """TTFT with the first, the usage after the last, then the end mark."""
     body = {"prompt": [70, 71, 72], "max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}}
@@ -138,13 +146,6 @@ def test_a_stream_of_several_prompts_says_whose_chunk_it_is(post: Post) -> None:
         token_ids[chunk["choices"][0]["index"]] += chunk["choices"][0]["token_ids"]
 
     assert token_ids == {0: [70, 70], 1: [71, 72]}
-
-
-def test_the_request_id_comes_back(post: Post) -> None:
-    """Routers put their addresses in it."""
-    headers = {"X-Request-Id": "___prefill_addr_a:1___decode_addr_b:2_x"}
-
-    assert post("/v1/completions", {"prompt": [1]}, headers).headers["x-request-id"] == headers["X-Request-Id"]
 
 
 def test_what_routers_add_is_tolerated(post: Post) -> None:
