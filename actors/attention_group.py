@@ -75,7 +75,6 @@ class AttentionGroup:
     def __init__(self, config: bytes, group: int) -> None:
         served = decode(ServeConfig, config)
         self._streams: dict[str, asyncio.Queue[Events | None]] = {}
-        self._events = asyncio.get_event_loop()
         epoch = time.time_ns()
         store = dist.TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
         home = bundle(get_current_placement_group(), group)
@@ -98,8 +97,9 @@ class AttentionGroup:
         door: BatchQueue = self._leader
         if self._followers:
             door = FollowedDoor(self._rank.collective, self._leader)
+        self._later = asyncio.get_running_loop().call_soon_threadsafe  # the device's loop is another thread
         await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
-        self._rank.serve(devices, door, on_failure=lambda: self._events.call_soon_threadsafe(self._fail_streams))
+        self._rank.serve(devices, door, on_failure=lambda: self._later(self._fail_streams))
 
     async def run(self, message: bytes) -> AsyncIterator[bytes]:
         """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
@@ -136,7 +136,7 @@ class AttentionGroup:
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         events = Events(tokens, dataclasses.replace(stamps))  # the loop goes on counting in its own
-        self._events.call_soon_threadsafe(self._hand_over, batch.requests[0].request_id, events)
+        self._later(self._hand_over, batch.requests[0].request_id, events)
 
     def _hand_over(self, key: str, events: Events) -> None:
         if key in self._streams:  # gone if its scheduler is

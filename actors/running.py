@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import socket
 import threading
@@ -72,6 +73,8 @@ def _connect(config: ServeConfig, address: str | None) -> None:
     if address:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         return
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on the loopback; unset means "it depends"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=config.parallel.num_devices,
         resources={RESOURCE: config.parallel.num_devices},
