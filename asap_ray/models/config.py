@@ -49,7 +49,7 @@ class QwenConfig:
     num_experts: int
     top_k: int
     moe_intermediate: int
-    dense_intermediate: int  # 0 where every layer is MoE
+    dense_intermediate: int  # of the layers that are not MoE
     moe_layers: tuple[int, ...]  # decoder layers whose MLP is routed, ascending
     norm_topk_prob: bool
     attention_bias: bool
