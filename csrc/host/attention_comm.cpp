@@ -78,6 +78,7 @@ void AttentionComm::check_room(std::int64_t slot, std::int64_t num_tokens) const
                         "; lower max_tokens or split the batch"));
   }
   ASAP_CHECK(!mine.in_flight, who(slot), " still waits for its results; call combine_recv first");
+  // So a solo message never meets rows of the other slot: whoever has replied has read them.
   ASAP_CHECK(!other.in_flight || (num_tokens <= layout_.slot_rows && !other.solo), who(1 - slot),
              " is in flight; a solo batch of more than ", layout_.slot_rows,
              " rows uses both slots");
@@ -115,13 +116,7 @@ void AttentionComm::begin_message(std::int64_t slot, std::int64_t layer, const C
 }
 
 bool AttentionComm::has_room(std::int64_t slot, std::int64_t moe_device) const {
-  const MoEView& moe = moe_at(moe_device);
-  const std::uint64_t mine = bit(id_.tp_rank);
-  if (!has_credit(moe.word(id_.dp_group, slot), mine)) return false;
-  // A solo message lies in the rows of both slots: it needs both read, and so does the one after
-  // it.
-  const bool both = slot_at(slot).solo || slot_at(1 - slot).solo;
-  return !both || has_credit(moe.word(id_.dp_group, 1 - slot), mine);
+  return has_credit(moe_at(moe_device).word(id_.dp_group, slot), bit(id_.tp_rank));
 }
 
 void AttentionComm::send_to(const Send& send, std::vector<std::int64_t> pending,

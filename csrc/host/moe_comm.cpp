@@ -105,13 +105,15 @@ bool MoEComm::any_incomplete() const {
   return false;
 }
 
+// The ranks whose part of a message is missing.
 std::string MoEComm::incomplete_text() const {
   std::string out;
   for (std::int64_t index = 0; index < layout_.dp_groups * kNumSlots; ++index) {
     const auto [i, slot] = place_at(index);
     const std::uint64_t bits = arrived(view_.word(i, slot));
     for (std::int64_t j = 0; bits != 0 && j < layout_.tp; ++j) {
-      if ((bits & bit(j)) == 0) out += text(", group ", i, " rank ", j, " slot ", slot);
+      if ((bits & bit(j)) != 0) continue;
+      out += text(out.empty() ? "" : ", ", "group ", i, " rank ", j, " slot ", slot);
     }
   }
   return out;
@@ -128,8 +130,7 @@ MoEComm::Place MoEComm::await_message(double timeout_s, Pick pick) {
   };
   if (!wait_until({&view_.arrivals()}, deadline, aborted_, ready)) {
     throw PeerTimeout(text("dispatch_recv: MoE device ", moe_device_, " waited ",
-                           seconds_text(timeout_s), " for the rest of a message",
-                           incomplete_text()));
+                           seconds_text(timeout_s), " for ", incomplete_text()));
   }
   return *found;
 }

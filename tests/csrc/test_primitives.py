@@ -1,0 +1,131 @@
+"""What the four primitives compute (3.2), against a few lines of NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asap_ray.spec import NUM_SLOTS, Combine, RowType
+from tests.csrc.world import PATIENCE_S, SLOT_ROWS, World
+
+TYPES = [
+    (RowType.FLOAT32, RowType.FLOAT32),
+    (RowType.BFLOAT16, RowType.FLOAT32),
+    (RowType.BFLOAT16, RowType.BFLOAT16),
+    (RowType.FLOAT16, RowType.FLOAT32),
+    (RowType.FLOAT16, RowType.FLOAT16),
+]
+
+
+@pytest.mark.parametrize("combine", Combine)
+@pytest.mark.parametrize(("row_type", "compute_type"), TYPES)
+@pytest.mark.parametrize("moe_devices", [1, 2, 3, 4, 5])
+def test_results_are_the_weighted_sum_over_experts(
+    moe_devices: int, row_type: RowType, compute_type: RowType, combine: Combine
+) -> None:
+    """Seven experts on 1 to 5 devices, every row type: out = sum over experts of weight * expert(row)."""
+    world = World(moe_devices=moe_devices, row_type=row_type, compute_type=compute_type, combine=combine)
+    tokens = world.tokens(SLOT_ROWS)
+
+    world.send(tokens)
+    for e in range(moe_devices):
+        world.serve(e)
+
+    np.testing.assert_array_equal(world.receive(SLOT_ROWS), tokens.expected)
+
+
+@pytest.mark.parametrize("combine", Combine)
+@pytest.mark.parametrize("tp", [1, 2, 3])
+def test_ranks_of_a_group_get_their_own_results(tp: int, combine: Combine) -> None:
+    """T ranks with different numbers of tokens, one of them none, two groups: nothing is mixed up."""
+    world = World(dp_groups=2, tp=tp, combine=combine)
+    sent = {(i, j): world.tokens(5 * j, seed=10 * i + j) for i in range(2) for j in range(tp)}
+
+    for (i, j), tokens in sent.items():
+        world.send(tokens, i, j)
+    for e in [0, 1, 0, 1]:
+        world.serve(e)
+
+    for (i, j), tokens in sent.items():
+        np.testing.assert_array_equal(world.receive(5 * j, i, j), tokens.expected)
+
+
+def test_rows_are_grouped_by_local_expert(world: World) -> None:
+    """The rows of expert x are consecutive and num_rows_E counts them."""
+    tokens = world.tokens(SLOT_ROWS)
+
+    world.send(tokens, layer=3)
+    item = world.devices[1].async_dispatch_recv(PATIENCE_S)
+
+    chosen = [np.any(tokens.expert_ids_SK == x, axis=1) for x in world.instance.experts_of(1)]
+    assert item.num_rows_E.tolist() == [int(rows.sum()) for rows in chosen]
+    np.testing.assert_array_equal(item.rows, np.concatenate([tokens.hidden_SH[rows] for rows in chosen]))
+    assert (item.dp_group, item.slot, item.layer, item.sequence) == (0, 0, 3, 1)
+
+
+def test_a_message_without_rows_is_an_item_without_rows(world: World) -> None:
+    """Zero tokens reach every device as an empty item, and nobody is waited for."""
+    world.send(world.tokens(0))
+
+    assert world.receive(0).shape == (0, world.layout.hidden)
+    assert [world.serve(e).rows.shape for e in (0, 1)] == [(0, 20), (0, 20)]
+
+
+def test_only_devices_with_rows_are_waited_for(world: World) -> None:
+    """All tokens go to experts of device 0; device 1 sees an empty item and owes nothing."""
+    tokens = dataclasses.replace(world.tokens(4), expert_ids_SK=np.tile(np.int32([2, 0, 1]), (4, 1)))
+
+    world.send(tokens)
+    world.serve(0)
+
+    np.testing.assert_array_equal(world.receive(4), tokens.expected)
+    assert world.serve(1).num_rows == 0
+
+
+@pytest.mark.parametrize("combine", Combine)
+def test_a_solo_batch_spans_both_slots(combine: Combine) -> None:
+    """Up to twice slot_rows fit in slot 0 (3.3.2)."""
+    world = World(combine=combine)
+    tokens = world.tokens(NUM_SLOTS * SLOT_ROWS)
+
+    world.send(tokens)
+    for e in (0, 1):
+        world.serve(e)
+
+    np.testing.assert_array_equal(world.receive(NUM_SLOTS * SLOT_ROWS), tokens.expected)
+
+
+def test_slots_come_back_in_any_order(world: World) -> None:
+    """Two batches in flight at different layers; the second is received first."""
+    sent = [world.tokens(5, seed=1), world.tokens(9, seed=2)]
+
+    world.send(sent[0], slot=0, layer=0)
+    world.send(sent[1], slot=1, layer=3)
+    assert [world.serve(e).layer for e in (0, 0, 1, 1)] == [0, 3, 0, 3]
+
+    np.testing.assert_array_equal(world.receive(9, slot=1), sent[1].expected)
+    np.testing.assert_array_equal(world.receive(5, slot=0), sent[0].expected)
+
+
+def test_round_robin_serves_every_group(world: World) -> None:
+    """With three groups always ready, the lowest does not starve the others; lowest_first does."""
+    world = World(dp_groups=3, moe_devices=1)
+
+    def order(pick: Any) -> list[int]:
+        served = []
+        for i in range(3):
+            world.send(world.tokens(0), i)
+        for _ in range(3):
+            item = world.devices[0].async_dispatch_recv(PATIENCE_S, pick)
+            served.append(item.dp_group)
+            world.receive(0, item.dp_group)
+            world.send(world.tokens(0), item.dp_group)
+        for _ in range(3):
+            world.receive(0, world.devices[0].async_dispatch_recv(PATIENCE_S).dp_group)
+        return served
+
+    assert order("round_robin") == [0, 1, 2]
+    assert order("lowest_first") == [0, 0, 0]
