@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import fastapi
+import numpy as np
 from ray import serve
 
 from asap_ray.actors.frontend import build_api
+from asap_ray.actors.openai import check_token_ids
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
 from asap_ray.actors.tokenizer import load_tokenizer
@@ -82,12 +84,14 @@ class Frontend:
 
     async def check_health(self) -> None:
         """Ray Serve restarts a frontend whose instance is lost; the new one starts the instance afresh."""
-        if self._failure:
-            raise DeviceLost(self._failure)
+        if self._failure or self._service.lost:
+            raise DeviceLost(self._failure or str(self._service.lost))
 
     async def prefill(self, message: bytes) -> AsyncIterator[bytes]:
         """A request and its tokens as messages, for callers inside the cluster (`replay --app`)."""
         request = dataclasses.replace(decode(Request, message), arrival_s=time.monotonic())
+        token_ids = np.frombuffer(request.token_ids, dtype="<i4").tolist()
+        check_token_ids(token_ids, "prompt", self._service.model.vocab_size)
         async for event in self._service.generate([request]):
             yield encode(Answer(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
 

@@ -132,6 +132,7 @@ class AttentionGroup:
     async def stop(self) -> None:
         """End the loops; running batches are not waited for."""
         self._rank.stop()
+        self._fail_streams()
         await asyncio.gather(*[follower.stop.remote() for follower in self._followers])
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:

@@ -78,12 +78,10 @@ class PrefillInstance:
         """
         while True:
             await asyncio.sleep(_WATCH_S)
-            states = await self._ask(self._names, "state", timeout_s=_ANSWER_S)
-            lost = {name: str(state) for name, state in states.items() if state != "serving"}
-            if lost:
-                self._missing = tuple(f"{name} ({state})" for name, state in lost.items())
-                await self._ask([n for n in group_names(self._config) if n not in lost], "stop", timeout_s=_ANSWER_S)
-                raise DeviceLost("; ".join(self._missing))
+            if lost := await self._lost():
+                self._missing = lost
+                await self._ask(group_names(self._config), "stop", timeout_s=_STOP_S)
+                raise DeviceLost("; ".join(lost))
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Stream a batch's tokens from a DP group.
@@ -110,13 +108,17 @@ class PrefillInstance:
         self._missing = ("the instance is stopping",)
         await stop_instance(self._config)
 
+    async def _lost(self) -> tuple[str, ...]:
+        """Every device that is not serving, and what became of it."""
+        states = await self._ask(self._names, "state", timeout_s=_ANSWER_S)
+        return tuple(f"{name} ({state})" for name, state in states.items() if state != "serving")
+
     async def _attach(self) -> bool:
         try:
             self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
         except ValueError:
             return False
-        states = await self._ask(self._names, "state", timeout_s=_ANSWER_S)
-        return all(state == "serving" for state in states.values())
+        return not await self._lost()
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
@@ -161,8 +163,9 @@ class PrefillInstance:
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
                 await asyncio.gather(*map(warm, range(self.num_groups)))
-        except TimeoutError:
-            raise Unavailable(f"no answer to the warm-up within {self._config.start_timeout_s:g} s") from None
+        except (TimeoutError, DeviceLost) as error:
+            lost = await self._lost()  # who failed first is seldom who noticed
+            raise Unavailable(f"warm-up: {'; '.join(lost) or error or 'no answer in time'}") from None
 
     async def _demand(self, names: list[str], method: str, timeout_s: float, *args: bytes) -> dict[str, Any]:
         replies = await self._ask(names, method, *args, timeout_s=timeout_s)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from asap_ray import _native
@@ -55,6 +56,14 @@ def _register(buffer: _native.SharedBuffer, fingerprint: dict[str, str], **who: 
     )
 
 
+def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
+    """Rows as torch sees them. A zero-row array has no strides in numpy, and torch's kernels refuse it."""
+    if not len(rows):
+        return torch.empty(rows.shape, dtype=dtype)
+    rows_RH = torch.from_numpy(rows)
+    return rows_RH if dtype is torch.float32 else rows_RH.view(dtype)
+
+
 class HostAttentionComm:
     """`AttentionComm` over shared memory. `combine_recv` reuses its output: use it before the slot's next one."""
 
@@ -94,13 +103,12 @@ class HostMoEComm:
     async def dispatch_recv(self) -> WorkItem:
         """See `MoEComm`; an idle device waits for ever, for the rest of a message only until the deadline."""
         item = self._receive()
-        rows_RH = torch.from_numpy(item.rows)
         return WorkItem(
             dp_group=item.dp_group,
             slot=item.slot,
             layer=item.layer,
             num_rows_E=torch.from_numpy(item.num_rows_E),
-            rows_RH=rows_RH if self._dtype is torch.float32 else rows_RH.view(self._dtype),
+            rows_RH=tensor_of(item.rows, self._dtype),
             ticket=item,
         )
 

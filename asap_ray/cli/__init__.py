@@ -10,6 +10,7 @@ from rich.console import Console
 from asap_ray import __version__
 from asap_ray.cli.demo import demo
 from asap_ray.cli.layout import layout
+from asap_ray.cli.make_model import make_model
 from asap_ray.cli.replay import replay
 from asap_ray.cli.serve import serve
 from asap_ray.errors import AsapError
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, replay, demo, layout):
+for command in (serve, replay, demo, layout, make_model):
     app.command()(command)
 
 

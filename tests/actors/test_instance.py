@@ -1,0 +1,155 @@
+"""Instances as Ray actors: they come up, answer as the reference does, and go without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.util.placement_group import placement_group_table
+from transformers import AutoModelForCausalLM
+
+from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
+from asap_ray.batch import Batch, Request
+from asap_ray.config import ServeConfig
+from asap_ray.errors import ConfigError, DeviceLost
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+MakeConfig = Callable[..., ServeConfig]
+
+PROMPTS = [[5], [7, 8, 9, 10, 11], list(range(20, 84)), [3] * 129, list(range(1, 257))]
+"""One token, a few, half a batch, a solo batch (limit 128), and exactly the limit (256)."""
+
+
+def request(index: int) -> Request:
+    """Prompt `index` as a request."""
+    ids = torch.tensor(PROMPTS[index], dtype=torch.int32)
+    return Request(request_id=f"r{index}", num_tokens=len(ids), arrival_s=0.0, token_ids=ids.numpy().tobytes())
+
+
+async def first_tokens(instance: PrefillInstance, group: int) -> dict[str, int]:
+    """The first token of every prompt, from one group: two prompts share a batch, all are sent at once."""
+    batches = [Batch((request(0), request(1))), *[Batch((request(n),)) for n in (2, 3, 4)]]
+
+    async def ask(batch: Batch) -> dict[str, int]:
+        return {t.request_id: t.token_id async for tokens, _ in instance.run(group, batch) for t in tokens}
+
+    answers: dict[str, int] = {}
+    for answer in await asyncio.gather(*map(ask, batches)):
+        answers |= answer
+    return answers
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model: Path) -> dict[str, int]:
+    """Greedy first tokens by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    with torch.inference_mode():
+        return {f"r{n}": int(model(torch.tensor([ids])).logits[0, -1].argmax()) for n, ids in enumerate(PROMPTS)}
+
+
+@pytest.mark.parametrize(("dp_groups", "tp", "moe_devices"), [(3, 2, 2), (1, 1, 3)])
+def test_any_degrees_answer_as_transformers(
+    run: Run, make_config: MakeConfig, reference: dict[str, int], dp_groups: int, tp: int, moe_devices: int
+) -> None:
+    """Every group gives transformers' first token for every prompt, whatever D, T and E."""
+    instance = PrefillInstance(make_config("any", dp_groups, tp, moe_devices))
+
+    async def ask_all() -> list[dict[str, int]]:
+        await instance.start()
+        try:
+            return [await first_tokens(instance, group) for group in range(dp_groups)]
+        finally:
+            await instance.stop()
+
+    assert run(ask_all()) == [reference] * dp_groups
+
+
+def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) -> None:
+    """No actor and no placement group survives `stop`."""
+    config = make_config("gone", 1, 1, 1)
+    instance = PrefillInstance(config)
+
+    async def come_and_go() -> None:
+        await instance.start()
+        await instance.stop()
+
+    run(come_and_go())
+
+    alive = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
+    groups = [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
+    assert ([name for name in alive if name in group_names(config) + device_names(config)], groups) == ([], [])
+
+
+def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config: MakeConfig) -> None:
+    """The actors outlive their frontend: the next one finds the same processes."""
+    config = make_config("again", 1, 1, 2)
+
+    async def pids(instance: PrefillInstance) -> list[int]:
+        actors = [ray.get_actor(name, namespace="serve") for name in group_names(config) + device_names(config)]
+        return [await actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]
+
+    async def attach_twice() -> tuple[list[int], list[int]]:
+        first, second = PrefillInstance(config), PrefillInstance(config)
+        await first.start()
+        before = await pids(first)
+        await second.start()
+        after = await pids(second)
+        await second.stop()
+        return before, after
+
+    before, after = run(attach_twice())
+    assert before == after
+
+
+def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: MakeConfig) -> None:
+    """SIGKILL of a MoE device: `watch` names it, and a batch sent afterwards fails instead of hanging."""
+    config = make_config("lossy", 1, 1, 2)
+    instance = PrefillInstance(config)
+
+    async def lose_one() -> str:
+        await instance.start()
+        device = ray.get_actor(device_names(config)[1], namespace="serve")
+        os.kill(await device.__ray_call__.remote(lambda self: os.getpid()), signal.SIGKILL)
+        try:
+            with pytest.raises(DeviceLost, match=device_names(config)[1]):
+                await asyncio.wait_for(instance.watch(), 30)
+            with pytest.raises(DeviceLost):
+                await asyncio.wait_for(first_tokens(instance, 0), 30)
+            return instance.missing()[0]
+        finally:
+            await instance.stop()
+
+    assert run(lose_one()).startswith(device_names(config)[1])
+
+
+def test_too_few_devices_are_said_at_once(run: Run, make_config: MakeConfig) -> None:
+    """A cluster that cannot hold the instance is told apart from one that is busy."""
+    with pytest.raises(ConfigError, match="needs 11 NPU .* the cluster has 8"):
+        run(PrefillInstance(make_config("big", 4, 2, 3)).start())
+
+
+def test_devices_that_are_taken_are_waited_for_only_so_long(run: Run, make_config: MakeConfig) -> None:
+    """A second instance that does not fit beside the first gives up, names the shortage and leaves nothing."""
+    import dataclasses
+
+    first = PrefillInstance(make_config("first", 2, 1, 3))
+    second = PrefillInstance(dataclasses.replace(make_config("second", 2, 1, 3), start_timeout_s=1.0))
+
+    async def both() -> None:
+        await first.start()
+        try:
+            await second.start()
+        finally:
+            await first.stop()
+
+    with pytest.raises(ConfigError, match=r"5 NPU were not free within 1 s: 3 of 8 are"):
+        run(both())
