@@ -67,6 +67,8 @@ class QwenConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"head_dim={self.head_dim} is odd; rotary embeddings turn pairs")
+        if self.top_k > self.num_experts:
+            raise ConfigError(f"num_experts_per_tok={self.top_k} exceeds the number of experts, {self.num_experts}")
         if not self.moe_layers:
             raise ConfigError(
                 "no layer is MoE: see decoder_sparse_step and mlp_only_layers; a dense model needs no asap"

@@ -15,7 +15,7 @@ from torch.nn import functional
 from asap_ray.batch import Batch, Request, Token
 from asap_ray.models.config import QwenConfig, read_config
 from asap_ray.models.dense import DenseMLP
-from asap_ray.models.experts import ExpertStage
+from asap_ray.models.experts import ExpertStage, load_experts
 from asap_ray.models.gqa import GroupedQueryAttention, Sequence
 from asap_ray.models.rope import Rotation, rms_norm, rotation_at
 from asap_ray.models.router import route
@@ -222,7 +222,7 @@ class Model:
     def expert_stage(self, experts: range, compute_dtype: torch.dtype) -> ExpertStage:
         """The routed experts of one device, by their global ids."""
         with Checkpoint(self.directory) as checkpoint:
-            return ExpertStage(checkpoint, self.config, experts, compute_dtype)
+            return load_experts(checkpoint, self.config, experts, compute_dtype)
 
 
 def load_model(directory: str | Path) -> Model:

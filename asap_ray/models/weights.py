@@ -83,7 +83,7 @@ class Checkpoint:
             try:
                 self._open[file] = safe_open(path, framework="pt")
             except FileNotFoundError:
-                raise ConfigError(f"{path} is named by {INDEX_FILE} but does not exist") from None
+                raise ConfigError(f"{path} is missing") from None
             except SafetensorError as error:
                 raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
         return self._open[file]
@@ -102,8 +102,8 @@ class Checkpoint:
         if not isinstance(file_of, dict):
             raise ConfigError(f"{path}: weight_map must be an object")
         for name, file in file_of.items():
-            if not isinstance(file, str) or file != Path(file).name:
-                raise ConfigError(f"{path}: {name!r} lies in {file!r}, which is not a file of this directory")
+            if not isinstance(file, str) or file != Path(file).name or not file.endswith(".safetensors"):
+                raise ConfigError(f"{path}: {name!r} lies in {file!r}, not a safetensors file of this directory")
         return file_of
 
 

@@ -1,0 +1,189 @@
+"""An undivided run of a model divided over threads: T attention ranks, and MoE devices called in turn."""
+
+# Shapes: S rows of one rank, H hidden, K experts per token, R (row, expert) pairs of a device.
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from asap_ray.batch import Batch, Request, Sampling, Token
+from asap_ray.models.experts import ExpertStage
+from asap_ray.models.qwen3_moe import Model, QwenAttention
+from asap_ray.protocol import Routed
+
+torch.set_num_threads(1)
+
+
+class ThreadCollective:
+    """A `Collective` of threads that meet at a barrier and read each other's rows."""
+
+    def __init__(self, rank: int, boards: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(boards)
+        self._boards, self._barrier = boards, barrier
+
+    def _exchange(self, own: Any) -> list[Any]:
+        self._boards[self.rank] = own
+        self._barrier.wait()
+        everyones = list(self._boards)
+        self._barrier.wait()
+        return everyones
+
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of all threads."""
+        return torch.cat(self._exchange(rows.clone()))
+
+    def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
+        """This thread's part of the sum; a copy, since the threads share memory."""
+        return sum(self._exchange(rows.clone())).chunk(self.size)[self.rank].clone()
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """The message of thread 0."""
+        return self._exchange(message)[0]
+
+
+class SoloCollective:
+    """T = 1."""
+
+    rank, size = 0, 1
+
+    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows themselves."""
+        return rows
+
+    def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows themselves."""
+        return rows
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """The message itself."""
+        return message
+
+
+def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a stage suspended")
+
+
+def run_experts(stages: list[tuple[range, ExpertStage]], layer: int, routed: Routed) -> torch.Tensor:
+    """What dispatch, the MoE devices and combine do together: the weighted sum over experts, [S, H]."""
+    sums_SH = torch.zeros_like(routed.hidden_SH, dtype=torch.float32)
+    for experts, stage in stages:
+        row_idx_R, choice_R = (
+            ((routed.expert_ids_SK >= experts.start) & (routed.expert_ids_SK < experts.stop)).nonzero().T
+        )
+        local_R = routed.expert_ids_SK[row_idx_R, choice_R] - experts.start
+        order_R = local_R.argsort(stable=True)
+        row_idx_R, choice_R = row_idx_R[order_R], choice_R[order_R]
+        num_rows_E = local_R.bincount(minlength=len(experts)).int()
+        results_RH = drive(stage.super_kernel(layer, routed.hidden_SH[row_idx_R], num_rows_E))
+        sums_SH.index_add_(0, row_idx_R, results_RH.float() * routed.weights_SK[row_idx_R, choice_R, None])
+    return sums_SH.to(routed.hidden_SH.dtype)
+
+
+@dataclass
+class Outcome:
+    """What one rank made of a batch: logits of each pass, and the tokens in order."""
+
+    logits: list[torch.Tensor] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # dispatched by this rank, per pass
+
+
+def run_rank(stage: QwenAttention, experts: list[tuple[range, ExpertStage]], batch: Batch) -> Outcome:
+    """The attention loop of one rank without an engine."""
+    outcome = Outcome()
+    state = drive(stage.start(batch))
+    while state is not None:
+        expert_out = None
+        for layer in range(stage.num_layers):
+            routed = drive(stage.attend(state, layer, expert_out))
+            expert_out = run_experts(experts, layer, routed)
+        finished = drive(stage.finish(state, expert_out))
+        outcome.logits.append(stage.logits(state) if finished.next_state is None else torch.empty(0))
+        outcome.rows.append(len(routed.hidden_SH))
+        outcome.tokens += finished.tokens
+        state = finished.next_state
+    return outcome
+
+
+def run_divided(
+    model: Model, batch: Batch, tp: int = 1, moe_devices: int = 1, dtype: torch.dtype = torch.float32
+) -> list[Outcome]:
+    """Run a batch on `tp` threads and `moe_devices` uneven shares of the experts; every rank's outcome."""
+    num_experts = model.spec.num_experts
+    shares = [range(e * num_experts // moe_devices, (e + 1) * num_experts // moe_devices) for e in range(moe_devices)]
+    experts = [(share, model.expert_stage(share, dtype)) for share in shares]
+    if tp == 1:
+        return [run_rank(model.attention_stage(SoloCollective(), dtype), experts, batch)]
+    boards, barrier = [None] * tp, threading.Barrier(tp)
+    outcomes: list[Any] = [None] * tp
+
+    def work(rank: int) -> None:
+        try:
+            stage = model.attention_stage(ThreadCollective(rank, boards, barrier), dtype)
+            outcomes[rank] = run_rank(stage, experts, batch)
+        except BaseException as error:
+            outcomes[rank] = error
+            barrier.abort()
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(tp)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for outcome in sorted(outcomes, key=lambda o: isinstance(o, threading.BrokenBarrierError)):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes
+
+
+def batch_of(prompts: list[list[int]], **sampling: Any) -> Batch:
+    """One request a prompt, named by its position."""
+    return Batch(
+        tuple(
+            Request(
+                request_id=str(idx),
+                num_tokens=len(prompt),
+                arrival_s=0.0,
+                token_ids=torch.tensor(prompt, dtype=torch.int32).numpy().tobytes(),
+                sampling=Sampling(**sampling),
+            )
+            for idx, prompt in enumerate(prompts)
+        )
+    )
+
+
+def random_prompts(lengths: list[int], vocab_size: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of uniformly random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+TINY = {
+    "vocab_size": 301,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 32,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "num_experts": 10,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,  # so that attention and experts matter beside the embedding
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
