@@ -42,7 +42,9 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     config = config_from(args)
     model = load_model(config.model)
     layout_of(Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill))
-    return Frontend.bind(config_to(config))
+    deployment: Any = Frontend  # what the decorators made of it
+    application: serve.Application = deployment.bind(config_to(config))
+    return application
 
 
 def served_model(config: ServeConfig) -> ServedModel:
@@ -70,8 +72,8 @@ def served_model(config: ServeConfig) -> ServedModel:
 class Frontend:
     """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
 
-    async def __init__(self, args: dict[str, Any]) -> None:
-        self._config = config_from(args)
+    def __init__(self, args: dict[str, Any]) -> None:
+        self._config = config_from(args)  # on the replica's event loop
         self._instance = PrefillInstance(self._config)
         self._service = PrefillService(self._config, served_model(self._config), self._instance)
         self._failure = ""

@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Final
+from typing import Any, Final
 
 import ray
-import torch.distributed as dist
 from ray.util.placement_group import get_current_placement_group
+from torch._C._distributed_c10d import TCPStore
 
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.placement import RESOURCE, bundle
@@ -76,9 +76,11 @@ class AttentionGroup:
         served = decode(ServeConfig, config)
         self._streams: dict[str, asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
-        store = dist.TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
-        home = bundle(get_current_placement_group(), group)
-        self._followers = [
+        store = TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
+        placement = get_current_placement_group()
+        assert placement is not None, "a group runs in a bundle"
+        home = bundle(placement, group)
+        self._followers: list[Any] = [
             ray.remote(AttentionRank)
             .options(num_cpus=0, resources={RESOURCE: 1}, max_concurrency=4, scheduling_strategy=home)
             .remote(config, group, rank, store.port, epoch)
@@ -99,7 +101,7 @@ class AttentionGroup:
             door = FollowedDoor(self._rank.collective, self._leader)
         self._later = asyncio.get_running_loop().call_soon_threadsafe  # the device's loop is another thread
         await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
-        self._rank.serve(devices, door, on_failure=lambda: self._later(self._fail_streams))
+        self._rank.serve(devices, door, on_failure=self._notice)
 
     async def run(self, message: bytes) -> AsyncIterator[bytes]:
         """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
@@ -123,7 +125,8 @@ class AttentionGroup:
     async def state(self) -> str:
         """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks."""
         followers = [await follower.state.remote() for follower in self._followers]
-        return max([self._rank.state(), *followers], key=lambda state: state != "serving")
+        states: list[str] = [self._rank.state(), *followers]
+        return max(states, key=lambda state: state != "serving")
 
     async def duty(self) -> bytes:
         """Totals of rank 0's compute stream."""
@@ -143,6 +146,9 @@ class AttentionGroup:
         if key in self._streams:  # gone if its scheduler is
             self._streams[key].put_nowait(events)
 
+    def _notice(self) -> None:
+        self._later(self._fail_streams)
+
     def _fail_streams(self) -> None:
         for stream in self._streams.values():
             stream.put_nowait(None)
@@ -151,5 +157,5 @@ class AttentionGroup:
 def _collective(served: ServeConfig, rank: int, port: int) -> Collective:
     if served.parallel.tp == 1:
         return SoloCollective()
-    store = dist.TCPStore(_LOCALHOST, port, is_master=False)
+    store = TCPStore(_LOCALHOST, port, is_master=False)
     return GlooCollective(store, rank, served.parallel.tp, served.prefill.deadline_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from ray.exceptions import RayTaskError
@@ -18,8 +19,8 @@ from asap_ray.workload.client import Reply
 class HandleTarget:
     """`Target` over the frontend's handle; statuses are those HTTP would have had."""
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._prefill = handle.options(stream=True).prefill
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._prefill: Any = handle.options(stream=True).prefill
 
     async def send(self, prompt_ids: list[int], max_tokens: int, on_first_token: Callable[[], None]) -> Reply:
         """See `Target`."""

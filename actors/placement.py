@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import ray
@@ -22,7 +23,7 @@ def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup
     Raises:
         ConfigError: the cluster has too few NPUs, or they are not free within `timeout_s`.
     """
-    total = ray.cluster_resources().get(RESOURCE, 0)
+    total = _count(ray.cluster_resources)
     if total < parallel.num_devices:
         raise ConfigError(
             f"the instance needs {parallel.num_devices} {RESOURCE} "
@@ -31,17 +32,21 @@ def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup
             f"--resources='{{\"{RESOURCE}\": {parallel.num_devices}}}'"
         )
     bundles = [{RESOURCE: parallel.tp}] * parallel.dp_groups + [{RESOURCE: 1}] * parallel.moe_devices
-    group = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
+    group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
     try:
         ray.get(group.ready(), timeout=timeout_s)
     except GetTimeoutError:
         remove_placement_group(group)
-        free = ray.available_resources().get(RESOURCE, 0)
+        free = _count(ray.available_resources)
         raise ConfigError(
             f"{parallel.num_devices} {RESOURCE} were not free within {timeout_s:g} s: {free:g} of {total:g} are; "
             "another instance holds the rest"
         ) from None
     return group
+
+
+def _count(resources: Callable[[], dict[str, float]]) -> float:
+    return resources().get(RESOURCE, 0)
 
 
 def bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:

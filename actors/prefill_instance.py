@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.placement_group import get_placement_group, remove_placement_group
 
@@ -39,7 +38,7 @@ class PrefillInstance:
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self._names = group_names(config) + device_names(config)
-        self._actors: dict[str, ActorHandle] = {}
+        self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
 
     @property
@@ -123,6 +122,7 @@ class PrefillInstance:
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
         placement = await asyncio.to_thread(place, config.name, config.parallel, config.start_timeout_s)
+        kinds: list[tuple[type, int, int]]
         kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
         kinds += [(MoEDevice, e, 4) for e in range(config.parallel.moe_devices)]
         for index, (name, (kind, number, concurrency)) in enumerate(zip(self._names, kinds, strict=True)):

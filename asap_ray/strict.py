@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from asap_ray.errors import ConfigError
 
 _T = TypeVar("_T")
-_hints = functools.cache(typing.get_type_hints)
 
 
 def build(cls: type[_T], values: Any, where: str) -> _T:
@@ -24,7 +23,7 @@ def build(cls: type[_T], values: Any, where: str) -> _T:
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping, got {values!r}")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Any, cls))
     for key in values:
         if key not in hints:
             raise ConfigError(f"unknown key {key!r} in {where}; known keys: {', '.join(hints)}")
@@ -32,6 +31,11 @@ def build(cls: type[_T], values: Any, where: str) -> _T:
         if field.name not in values and field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"missing key {field.name!r} in {where}")
     return cls(**{key: _convert(hints[key], value, key) for key, value in values.items()})
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
 
 
 def _convert(kind: Any, value: Any, key: str) -> Any:

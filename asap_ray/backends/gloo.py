@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import BroadcastOptions, Store
 
 
 class GlooCollective:
@@ -16,14 +18,15 @@ class GlooCollective:
     The group is private to its DP group: there is no default process group, so nothing can span two.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, deadline_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, deadline_s: float) -> None:
         self.rank = rank
         self.size = size
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # a bundle never spans nodes
+        gloo: Any = ProcessGroupGloo  # its stub lacks the collectives
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]  # a bundle never spans nodes
         options._timeout = timedelta(seconds=deadline_s)
-        self._group = dist.ProcessGroupGloo(store, rank, size, options)
-        self._from_leader = dist.BroadcastOptions()
+        self._group = gloo(store, rank, size, options)
+        self._from_leader = BroadcastOptions()
 
     def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Concatenate every rank's rows along dimension 0, in rank order."""

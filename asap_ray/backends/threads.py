@@ -77,7 +77,7 @@ class ThreadRuntime:
                 failures.append(failure)
                 self.close()
 
-        threads = [threading.Thread(target=run, args=(stream,), name=stream.__qualname__) for stream in streams]
+        threads = [threading.Thread(target=run, args=(stream,)) for stream in streams]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Coroutine
@@ -93,16 +94,16 @@ def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config:
     """The actors outlive their frontend: the next one finds the same processes."""
     config = make_config("again", 1, 1, 2)
 
-    async def pids(instance: PrefillInstance) -> list[int]:
+    async def pids() -> list[int]:
         actors = [ray.get_actor(name, namespace="serve") for name in group_names(config) + device_names(config)]
-        return [await actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]
+        return [await actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors]
 
     async def attach_twice() -> tuple[list[int], list[int]]:
         first, second = PrefillInstance(config), PrefillInstance(config)
         await first.start()
-        before = await pids(first)
+        before = await pids()
         await second.start()
-        after = await pids(second)
+        after = await pids()
         await second.stop()
         return before, after
 
@@ -118,7 +119,7 @@ def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: M
     async def lose_one() -> str:
         await instance.start()
         device = ray.get_actor(device_names(config)[1], namespace="serve")
-        os.kill(await device.__ray_call__.remote(lambda self: os.getpid()), signal.SIGKILL)
+        os.kill(await device.__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL)
         try:
             with pytest.raises(DeviceLost, match=device_names(config)[1]):
                 await asyncio.wait_for(instance.watch(), 30)
@@ -133,14 +134,12 @@ def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: M
 
 def test_too_few_devices_are_said_at_once(run: Run, make_config: MakeConfig) -> None:
     """A cluster that cannot hold the instance is told apart from one that is busy."""
-    with pytest.raises(ConfigError, match="needs 11 NPU .* the cluster has 8"):
+    with pytest.raises(ConfigError, match=r"needs 11 NPU .* the cluster has 8"):
         run(PrefillInstance(make_config("big", 4, 2, 3)).start())
 
 
 def test_devices_that_are_taken_are_waited_for_only_so_long(run: Run, make_config: MakeConfig) -> None:
     """A second instance that does not fit beside the first gives up, names the shortage and leaves nothing."""
-    import dataclasses
-
     first = PrefillInstance(make_config("first", 2, 1, 3))
     second = PrefillInstance(dataclasses.replace(make_config("second", 2, 1, 3), start_timeout_s=1.0))
 
