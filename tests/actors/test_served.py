@@ -1,0 +1,164 @@
+"""The served application from a shell: `asap-ray serve` and what its users do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+PATIENCE_S = 90.0
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def eventually(ready: Callable[[], bool]) -> bool:
+    """Whether `ready` becomes true while anybody would wait."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        if ready():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below `pid`."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            child = int(stat.parent.name)
+            found += [child, *descendants(child)]
+    return found
+
+
+class Served:
+    """`asap-ray serve` in a process of its own."""
+
+    def __init__(self, model: Path, log: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [str(Path(sys.executable).parent / "asap-ray"), "serve"]
+        options = ["--model", str(model), "--dp", "2", "--ep", "2", "--port", str(self.port)]
+        with log.open("w") as output:
+            self.process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT)
+
+    def wait_until_ready(self) -> None:
+        """Wait for the one line."""
+        assert eventually(lambda: "ready: " in self.log.read_text()), self.log.read_text()
+
+    def find(self, title: str) -> int:
+        """The pid of the Ray process whose title starts like this."""
+        for pid in descendants(self.process.pid):
+            if Path(f"/proc/{pid}/cmdline").read_text().startswith(title):
+                return pid
+        raise AssertionError(f"no process {title}")
+
+    def answers(self) -> bool:
+        """Whether a prompt is answered."""
+        try:
+            body = {"prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0}
+            return httpx.post(f"{self.url}/v1/completions", json=body, timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def kill_everything(self) -> None:
+        """SIGKILL to the command and all below it, as one blow."""
+        for pid in [self.process.pid, *descendants(self.process.pid)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """An instance that serves; killed at the end if a test has not stopped it."""
+    served = Served(tiny_model, tmp_path_factory.mktemp("served") / "log")
+    served.wait_until_ready()
+    yield served
+    served.kill_everything()
+
+
+def test_one_line_when_ready(served: Served) -> None:
+    """Nothing is printed but where it serves and what."""
+    lines = served.log.read_text().splitlines()
+
+    assert [line.split()[:2] for line in lines] == [["ready:", served.url]]
+
+
+def test_the_openai_client_works_unmodified(served: Served) -> None:
+    """A completion and its stream give the same text."""
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none")
+    request = {"model": "tiny", "prompt": "def prefill(self):", "max_tokens": 4, "temperature": 0}
+
+    whole = client.completions.create(**request).choices[0].text
+    streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**request, stream=True))
+
+    assert (streamed, bool(whole)) == (whole, True)
+
+
+def test_every_device_reports_its_duty(served: Served) -> None:
+    """The totals behind the utilisation of a report come from all four devices."""
+    totals = httpx.get(f"{served.url}/duty").json()
+
+    assert sorted(totals) == ["asap:attention:0", "asap:attention:1", "asap:moe:0", "asap:moe:1"]
+
+
+def test_a_killed_frontend_comes_back_to_the_same_devices(served: Served) -> None:
+    """SIGKILL of the replica: Serve starts another, which attaches to the actors without loading weights."""
+    device = served.find("ray::MoEDevice")
+    os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+
+    assert eventually(served.answers)
+    assert served.find("ray::MoEDevice") == device
+
+
+def test_a_killed_device_is_not_served_around(served: Served) -> None:
+    """SIGKILL of a MoE device: not ready, then a fresh instance that answers."""
+    os.kill(served.find("ray::MoEDevice"), signal.SIGKILL)
+
+    assert eventually(lambda: httpx.get(f"{served.url}/ready", timeout=10).status_code == 503)
+    assert eventually(served.answers)
+
+
+def test_sigterm_ends_everything_it_started(served: Served) -> None:
+    """The command exits with status 0 and leaves no process below it."""
+    below = descendants(served.process.pid)
+
+    served.process.send_signal(signal.SIGTERM)
+
+    assert served.process.wait(timeout=PATIENCE_S) == 0
+    assert eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in below))
+
+
+def test_killing_everything_leaves_no_shared_memory(tiny_model: Path, tmp_path: Path) -> None:
+    """SIGKILL of every process at once, while it serves: /dev/shm is as it was."""
+    before = sorted(Path("/dev/shm").iterdir())
+    served = Served(tiny_model, tmp_path / "log")
+    served.wait_until_ready()
+
+    served.kill_everything()
+
+    assert sorted(Path("/dev/shm").iterdir()) == before

@@ -1,0 +1,69 @@
+"""The command line's answers to mistakes, and its table of buffers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from asap_ray.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "nothing to serve: give --model DIR"),
+        (["serve", "--model", "/nowhere"], "/nowhere/config.json does not exist"),
+        (["serve", "--model", "{model}", "--dp", "0"], "every degree must be at least 1"),
+        (["serve", "--model", "{model}", "--ep", "9"], "moe_devices=9 exceeds num_experts=8"),
+        (["serve", "--model", "{model}", "--device", "npu"], "device='npu' is not served yet"),
+        (["replay"], "give either --url or --app"),
+        (["replay", "--url", "http://127.0.0.1:9"], "ConnectError"),
+        (["replay", "--url", "http://127.0.0.1:9", "--trace", "/nowhere"], "cannot read trace /nowhere"),
+        (["replay", "--url", "http://127.0.0.1:9", "--out", "/proc/x"], "cannot make directory /proc/x"),
+        (["replay", "--url", "http://127.0.0.1:9", "--rate", "0"], "rate factor=0.0 must be positive"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    """What is wrong, with its value; no traceback, nothing started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["asap-ray", *(word.format(model=tiny_model) for word in arguments)])
+
+    with pytest.raises(SystemExit) as exit:
+        main()
+
+    lines = capsys.readouterr().err.splitlines()
+    assert (exit.value.code, len(lines), lines[0].startswith("asap-ray: "), message in lines[0]) == (2, 1, True, True)
+
+
+def test_layout_prints_the_papers_table_beside_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At the paper's degrees: 14 GB of tokens on its MoE device, an eighth of that on ours (K=8 copies less)."""
+    monkeypatch.setattr(sys, "argv", ["asap-ray", "layout"])
+
+    with pytest.raises(SystemExit):
+        main()
+
+    printed = capsys.readouterr().out
+    assert ("15,032,385,536" in printed, "1,879,048,192" in printed) == (True, True)
+
+
+def test_make_model_does_not_overwrite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An existing directory may hold somebody's weights."""
+    monkeypatch.setattr(sys, "argv", ["asap-ray", "make-model", str(tmp_path)])
+
+    with pytest.raises(SystemExit):
+        main()
+
+    assert f"{tmp_path} exists" in capsys.readouterr().err.replace("\n", "")
