@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from asap_ray.errors import ConfigError
 from asap_ray.models.config import ARCHITECTURE, MODEL_TYPE
+from asap_ray.models.vocabulary import EMBEDDING
 from asap_ray.models.weights import INDEX_FILE, SINGLE_FILE
 
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -75,9 +76,9 @@ def demo() -> Sizes:
         num_heads=8,
         num_kv_heads=2,
         head_dim=64,
-        num_experts=16,
-        top_k=2,
-        moe_intermediate=512,
+        num_experts=32,
+        top_k=4,
+        moe_intermediate=256,
         vocab_size=8192,
         max_position_embeddings=32768,
         tie_word_embeddings=False,
@@ -172,14 +173,13 @@ def _shapes(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _write_weights(directory: Path, sizes: Sizes, max_shard_bytes: int) -> None:
-    """Norms are one; matrices are normal with variance 1 / fan-in, so that no layer drowns another."""
     shards = _shards(sizes, max_shard_bytes)
     generator = torch.Generator().manual_seed(sizes["seed"])
     file_of: dict[str, str] = {}
     num_bytes = 0
     for idx, shapes in enumerate(shards, start=1):
         file = SINGLE_FILE if len(shards) == 1 else f"model-{idx:05}-of-{len(shards):05}.safetensors"
-        tensors = {name: _random(shape, generator).to(sizes["dtype"]) for name, shape in shapes.items()}
+        tensors = {name: _random(name, shape, sizes, generator) for name, shape in shapes.items()}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         file_of |= dict.fromkeys(tensors, file)
         num_bytes += sum(tensor.nbytes for tensor in tensors.values())
@@ -201,10 +201,18 @@ def _shards(sizes: Sizes, max_shard_bytes: int) -> list[dict[str, tuple[int, ...
     return shards
 
 
-def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random(name: str, shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
+    """Norms are one, embeddings of unit variance, matrices of 1 / fan-in.
+
+    What adds to the residual stream is scaled down by sqrt(2 L), as GPT-2 starts: without it errors of
+    rounding grow from layer to layer, and bfloat16 would not show what it shows of trained models.
+    """
     if len(shape) == 1:
-        return torch.ones(shape)
-    return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
+        return torch.ones(shape, dtype=sizes["dtype"])
+    variance = 1.0 if name == EMBEDDING else 1 / shape[1]
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        variance /= 2 * sizes["num_layers"]
+    return torch.randn(shape, generator=generator).mul_(math.sqrt(variance)).to(sizes["dtype"])
 
 
 def _write_tokenizer(directory: Path, sizes: Sizes) -> None:

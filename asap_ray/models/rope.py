@@ -12,7 +12,8 @@ import torch
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Scale the last dimension to unit root mean square, then by `weight`; float32 whatever comes in."""
     x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    mean_square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_() / x.shape[-1]
+    return (x * torch.rsqrt(mean_square + eps)).mul_(weight)
 
 
 @dataclass(frozen=True, slots=True)
