@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import logging
 import shlex
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -32,10 +33,10 @@ from asap_ray.evaluation.replay_report import (
     write_json,
 )
 from asap_ray.evaluation.utilisation import ReadDuty, sampled
-from asap_ray.workload.client import Plan, Result, Target
-from asap_ray.workload.client import replay as replay_open_loop
+from asap_ray.workload.client import Plan, Result, Target, replay
 from asap_ray.workload.http_target import HttpTarget, ServedModel, connect, served_model
 from asap_ray.workload.shaping import Shaping
+from asap_ray.workload.trace import TraceRequest
 from asap_ray.workload.trace_file import bundled_trace, read_trace
 
 
@@ -68,7 +69,8 @@ async def http_endpoint(url: str) -> AsyncIterator[Endpoint]:
 async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
     """A Serve application of the cluster at `address`; prompts go through its handle."""
     try:
-        ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         handle = serve.get_app_handle(name)
     except (ConnectionError, RayServeException) as error:
         raise ConfigError(f"no application {name!r} on the cluster at {address!r}: {error}") from None
@@ -104,24 +106,8 @@ class Job:
         requests = self.shaping.apply(read_trace(path))
         results: list[Result] = []
         samples: list[Utilisation] = []
-        with Progress(len(requests)) as progress, contextlib.suppress(KeyboardInterrupt):
-
-            def ended(result: Result) -> None:
-                results.append(result)
-                progress.advance(result)
-
-            async def main() -> None:
-                async with connecting as endpoint, sampled(endpoint.duty, samples):
-                    plan = Plan(
-                        requests=requests,
-                        vocab_size=self._vocab_size(endpoint.model),
-                        seed=self.shaping.seed,
-                        max_tokens=self.max_tokens,
-                        timeout_s=self.timeout_s,
-                    )
-                    await replay_open_loop(plan, endpoint.target, ended)
-
-            asyncio.run(main())
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(self._replay(connecting, requests, results, samples))
         report = Report(
             title=f"Replay of {path.name}",
             date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -134,12 +120,36 @@ class Job:
         )
         write_json(json_file, report)
         write_html(html_file, report)
-        console = Console(highlight=False)
+        console = Console(highlight=False, soft_wrap=True)
         console.print(summary_table(summarise(report.results, self.slo_s)))
         if len(results) < len(requests):
             console.print(f"interrupted: {len(requests) - len(results)} of {len(requests)} requests had not ended")
-        console.print(f"report: {html_file}\nresults: {json_file}", soft_wrap=True)
+        console.print(f"report: {html_file}\nresults: {json_file}")
         return report
+
+    async def _replay(
+        self,
+        connecting: AbstractAsyncContextManager[Endpoint],
+        requests: list[TraceRequest],
+        results: list[Result],
+        samples: list[Utilisation],
+    ) -> None:
+        """Append to `results` and `samples`, so that an interruption keeps them."""
+
+        def ended(result: Result) -> None:
+            results.append(result)
+            progress.advance(result)
+
+        async with connecting as endpoint, sampled(endpoint.duty, samples):
+            plan = Plan(
+                requests=requests,
+                vocab_size=self._vocab_size(endpoint.model),
+                seed=self.shaping.seed,
+                max_tokens=self.max_tokens,
+                timeout_s=self.timeout_s,
+            )
+            with Progress(len(requests)) as progress:
+                await replay(plan, endpoint.target, ended)
 
     def _files(self) -> tuple[Path, Path]:
         try:

@@ -73,57 +73,65 @@ def _round_up(value: int, multiple: int) -> int:
 def layout_of(instance: Instance) -> Layout:
     """Lay out both kinds of buffer for one instance; the same on every device."""
     model, parallel, prefill = instance.model, instance.parallel, instance.prefill
-    row_bytes = model.hidden * prefill.row_type.num_bytes
     max_local_experts = max(len(instance.experts_of(e)) for e in range(parallel.moe_devices))
     rank_rows = -(-prefill.max_tokens // parallel.tp)
     slot_rows = -(-rank_rows // NUM_SLOTS)
-    slot_pairs = slot_rows * min(model.top_k, max_local_experts)
-    copies = model.top_k
-    if prefill.combine is Combine.REDUCED:
-        copies = min(model.top_k, parallel.moe_devices)
+    reduced = prefill.combine is Combine.REDUCED
+    sizes = {
+        "dp_groups": parallel.dp_groups,
+        "tp": parallel.tp,
+        "moe_devices": parallel.moe_devices,
+        "num_layers": model.num_layers,
+        "num_experts": model.num_experts,
+        "top_k": model.top_k,
+        "hidden": model.hidden,
+        "row_bytes": model.hidden * prefill.row_type.num_bytes,
+        "max_local_experts": max_local_experts,
+        "slot_rows": slot_rows,
+        "slot_pairs": slot_rows * min(model.top_k, max_local_experts),
+        "slot_results": slot_rows * (min(model.top_k, parallel.moe_devices) if reduced else model.top_k),
+    }
+    return Layout(**sizes, **_moe_buffer(sizes), **_attention_buffer(sizes))
 
-    header_bytes = _round_up(HEADER_BYTES + 4 * max_local_experts, HEADER_BYTES)
+
+def _moe_buffer(sizes: dict[str, int]) -> dict[str, int]:
+    """Flags, bitmaps, then the regions one after the other."""
+    header_bytes = _round_up(HEADER_BYTES + 4 * sizes["max_local_experts"], HEADER_BYTES)
+    pairs_bytes = NUM_SLOTS * sizes["slot_pairs"] * 4
     row_idx = _round_up(NUM_SLOTS * header_bytes, FLAG_BYTES)
-    weights = _round_up(row_idx + NUM_SLOTS * slot_pairs * 4, FLAG_BYTES)
-    rows = _round_up(weights + NUM_SLOTS * slot_pairs * 4, FLAG_BYTES)
-    region_bytes = _round_up(rows + NUM_SLOTS * slot_rows * row_bytes, FLAG_BYTES)
-    moe_bitmaps = 2 * FLAG_BYTES
-    moe_regions = moe_bitmaps + parallel.dp_groups * NUM_SLOTS * FLAG_BYTES
+    weights = _round_up(row_idx + pairs_bytes, FLAG_BYTES)
+    rows = _round_up(weights + pairs_bytes, FLAG_BYTES)
+    region_bytes = _round_up(rows + NUM_SLOTS * sizes["slot_rows"] * sizes["row_bytes"], FLAG_BYTES)
+    bitmaps = 2 * FLAG_BYTES
+    regions = bitmaps + sizes["dp_groups"] * NUM_SLOTS * FLAG_BYTES
+    return {
+        "moe_arrivals": 0,
+        "moe_credits": FLAG_BYTES,
+        "moe_bitmaps": bitmaps,
+        "moe_regions": regions,
+        "region_bytes": region_bytes,
+        "region_headers": 0,
+        "header_bytes": header_bytes,
+        "region_row_idx": row_idx,
+        "region_weights": weights,
+        "region_rows": rows,
+        "moe_bytes": regions + sizes["dp_groups"] * sizes["tp"] * region_bytes,
+    }
 
-    bitmap_words = -(-parallel.moe_devices // BITMAP_WORD_BITS)
+
+def _attention_buffer(sizes: dict[str, int]) -> dict[str, int]:
+    """Flag, bitmaps, reply headers, then the result rows of both slots."""
+    bitmap_words = -(-sizes["moe_devices"] // BITMAP_WORD_BITS)
     headers = FLAG_BYTES + NUM_SLOTS * bitmap_words * FLAG_BYTES
-    results = _round_up(headers + NUM_SLOTS * parallel.moe_devices * HEADER_BYTES, FLAG_BYTES)
-    return Layout(
-        dp_groups=parallel.dp_groups,
-        tp=parallel.tp,
-        moe_devices=parallel.moe_devices,
-        num_layers=model.num_layers,
-        num_experts=model.num_experts,
-        top_k=model.top_k,
-        hidden=model.hidden,
-        row_bytes=row_bytes,
-        max_local_experts=max_local_experts,
-        slot_rows=slot_rows,
-        slot_pairs=slot_pairs,
-        slot_results=slot_rows * copies,
-        moe_arrivals=0,
-        moe_credits=FLAG_BYTES,
-        moe_bitmaps=moe_bitmaps,
-        moe_regions=moe_regions,
-        region_bytes=region_bytes,
-        region_headers=0,
-        header_bytes=header_bytes,
-        region_row_idx=row_idx,
-        region_weights=weights,
-        region_rows=rows,
-        moe_bytes=moe_regions + parallel.dp_groups * parallel.tp * region_bytes,
-        attention_replies=0,
-        attention_bitmaps=FLAG_BYTES,
-        bitmap_words=bitmap_words,
-        attention_headers=headers,
-        attention_results=results,
-        attention_bytes=results + NUM_SLOTS * slot_rows * copies * row_bytes,
-    )
+    results = _round_up(headers + NUM_SLOTS * sizes["moe_devices"] * HEADER_BYTES, FLAG_BYTES)
+    return {
+        "attention_replies": 0,
+        "attention_bitmaps": FLAG_BYTES,
+        "bitmap_words": bitmap_words,
+        "attention_headers": headers,
+        "attention_results": results,
+        "attention_bytes": results + NUM_SLOTS * sizes["slot_results"] * sizes["row_bytes"],
+    }
 
 
 @dataclass(frozen=True, slots=True)
