@@ -18,13 +18,13 @@ class ExpertStage:
         self._gate_up_LEHJ = gate_up_LEHJ
         self._down_LEIH = down_LEIH
 
-    @torch.inference_mode()
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
         """See `MoEStage`. One call whatever the layer and however few the rows; results in the type of the weights."""
-        ends_E = num_rows_E.cumsum(0, dtype=torch.int32)
-        gate_up_RJ = torch._grouped_mm(rows_RH, self._gate_up_LEHJ[layer], offs=ends_E)
-        gate_RI, up_RI = gate_up_RJ.chunk(2, dim=1)
-        return torch._grouped_mm(functional.silu(gate_RI).mul_(up_RI), self._down_LEIH[layer], offs=ends_E)
+        with torch.inference_mode():
+            ends_E = num_rows_E.cumsum(0, dtype=torch.int32)
+            gate_up_RJ = torch._grouped_mm(rows_RH, self._gate_up_LEHJ[layer], offs=ends_E)
+            gate_RI, up_RI = gate_up_RJ.chunk(2, dim=1)
+            return torch._grouped_mm(functional.silu(gate_RI).mul_(up_RI), self._down_LEIH[layer], offs=ends_E)
 
 
 def load_experts(checkpoint: Checkpoint, config: QwenConfig, experts: range, dtype: torch.dtype) -> ExpertStage:

@@ -91,9 +91,12 @@ class QwenAttention:
         self._norm_H = shard.vector("model.norm.weight", config.hidden)
         self._kv_shape = (config.num_layers, 2, self._layers[0].attention.num_kv_heads)
 
-    @torch.inference_mode()
     async def start(self, batch: Batch) -> Pass:
         """See `AttentionStage`."""
+        with torch.inference_mode():
+            return self._start(batch)
+
+    def _start(self, batch: Batch) -> Pass:
         answers, token_ids, start = [], [], 0
         for request in batch.requests:  # int32 little-endian, as every CPU we run on
             ids_n = torch.frombuffer(bytearray(request.token_ids), dtype=torch.int32)
@@ -124,11 +127,13 @@ class QwenAttention:
             num_rows=min(max(num_tokens - self._collective.rank * rank_rows, 0), rank_rows),
         )
 
-    @torch.inference_mode()
     async def attend(self, state: Pass, layer: int, expert_out: torch.Tensor | None) -> Routed:
         """See `AttentionStage`; `hidden_SH` has this rank's rows without padding, in the compute type."""
-        self._add_experts(state, expert_out)
-        moe_layer_idx = self._config.moe_layers[layer]
+        with torch.inference_mode():
+            self._add_experts(state, expert_out)
+            return self._attend(state, self._config.moe_layers[layer])
+
+    def _attend(self, state: Pass, moe_layer_idx: int) -> Routed:
         self._dense_layers(state, moe_layer_idx)
         moe_layer = self._layers[moe_layer_idx]
         self._attention(state, moe_layer)
@@ -140,10 +145,13 @@ class QwenAttention:
         )
         return Routed(hidden_PH.to(self._dtype), expert_ids_PK, weights_PK)
 
-    @torch.inference_mode()
     async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
         """See `AttentionStage`; rank 0 samples, every rank says the same."""
-        self._add_experts(state, expert_out)
+        with torch.inference_mode():
+            self._add_experts(state, expert_out)
+            return self._finish(state)
+
+    def _finish(self, state: Pass) -> Finished:
         self._dense_layers(state, self._config.num_layers)
         logits_BV = self.logits(state)
         message = None

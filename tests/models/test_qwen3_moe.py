@@ -110,6 +110,16 @@ def test_one_token_keeps_no_keys(transformers_model: Make) -> None:
     assert [sequence.cache_L2GnD for sequence in state.sequences] == [None]
 
 
+def test_nothing_is_kept_for_gradients(transformers_model: Make) -> None:
+    """Stages compute in inference mode, though a coroutine's body runs after its call."""
+    directory, _ = transformers_model()
+    stage = load_model(directory).attention_stage(SoloCollective(), torch.float32)
+
+    routed = drive(stage.attend(drive(stage.start(batch_of([[1, 2, 3]]))), 0, None))
+
+    assert routed.hidden_SH.is_inference()
+
+
 def test_padding_is_not_dispatched(transformers_model: Make) -> None:
     """Four tokens on three ranks are 2, 2 and 0 rows."""
     directory, _ = transformers_model()
