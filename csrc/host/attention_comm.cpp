@@ -151,7 +151,8 @@ void AttentionComm::write_message(const Send& send, std::int64_t moe_device) {
   const auto num_pairs = static_cast<std::size_t>(routing.num_pairs(moe_device));
 
   // Step 2 of async-dispatch-send (3.2.1).
-  gather_rows({message.rows, row_type_, layout_.hidden}, send.hidden, tokens);
+  const Rows rows{message.rows, row_type_, layout_.hidden};
+  gather_rows(rows, send.hidden, tokens, store_of(rows, std::ssize(tokens)));
   std::copy_n(routing.row_idx(moe_device), num_pairs, message.row_idx);
   std::copy_n(routing.weights(moe_device), num_pairs, message.weights);
 

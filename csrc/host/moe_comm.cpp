@@ -241,6 +241,7 @@ void MoEComm::place_rows(Item& item) const {
 
 // Step 3 of async-dispatch-recv (3.2.1).
 void MoEComm::read_rows(const Place& place, Item& item) const {
+  const Store store = store_of(item.rows, item.num_rows);
   for (std::int64_t j = 0; j < layout_.tp; ++j) {
     RankPart& part = item.ranks[at(j)];
     const Message message = view_.message(place.dp_group, j, place.slot);
@@ -249,7 +250,7 @@ void MoEComm::read_rows(const Place& place, Item& item) const {
     for (std::size_t x = 0; x < part.num_rows_E.size(); ++x) {
       const std::size_t count = at(part.num_rows_E[x]);
       const Rows to{item.rows.row(part.first_row_E[x]), types_.compute, layout_.hidden};
-      gather_rows(to, from, std::span(part.row_idx).subspan(pair, count));
+      gather_rows(to, from, std::span(part.row_idx).subspan(pair, count), store);
       pair += count;
     }
     if (combine_ == Combine::reduced) part.set_terms(message.weights);
@@ -262,10 +263,12 @@ std::int64_t MoEComm::num_replies(const RankPart& part) const {
 
 void MoEComm::write_results(const RankPart& part, const Rows& results, const Rows& to) const {
   if (combine_ == Combine::reduced) return sum_rows(to, results, part.term_begin, part.terms);
+  const Store store = store_of(to, part.num_pairs);
   std::int64_t pair = 0;
   for (std::size_t x = 0; x < part.num_rows_E.size(); ++x) {
     copy_rows({to.row(pair), to.type, to.hidden},
-              {results.row(part.first_row_E[x]), results.type, results.hidden}, part.num_rows_E[x]);
+              {results.row(part.first_row_E[x]), results.type, results.hidden}, part.num_rows_E[x],
+              store);
     pair += part.num_rows_E[x];
   }
 }

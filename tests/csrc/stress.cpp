@@ -90,7 +90,7 @@ struct Matrix {
 float value_at(const Rows& rows, std::int64_t row, std::int64_t h) {
   float value = 0;
   const Rows element{rows.row(row) + h * element_bytes(rows.type), rows.type, 1};
-  copy_rows({reinterpret_cast<std::byte*>(&value), RowType::float32, 1}, element, 1);
+  copy_rows({reinterpret_cast<std::byte*>(&value), RowType::float32, 1}, element, 1, Store::cached);
   return value;
 }
 

@@ -34,12 +34,21 @@ struct Term {
   float weight;
 };
 
+// Whether copied rows stay in the caches or go past them: many rows would not fit, and an ordinary
+// store reads each line of the target before it overwrites it. Rows that are converted or summed on
+// the way always stay: sending them past the caches measured slower (docs/log.md).
+enum class Store { cached, streamed };
+
+// The better one for so many rows.
+Store store_of(const Rows& rows, std::int64_t num_rows);
+
+// Whatever the store, a later release makes the rows visible.
+
 // to[n] = from[idx[n]], converted (to nearest, ties to even) where the types differ.
-// Complete, in the order of memory, before any later release store.
-void gather_rows(const Rows& to, const Rows& from, std::span<const std::int32_t> idx);
+void gather_rows(const Rows& to, const Rows& from, std::span<const std::int32_t> idx, Store store);
 
 // to[n] = from[n] for the first `count` rows, converted likewise.
-void copy_rows(const Rows& to, const Rows& from, std::int64_t count);
+void copy_rows(const Rows& to, const Rows& from, std::int64_t count, Store store);
 
 // to[n] = sum of terms[begin[n]] .. terms[begin[n + 1] - 1] in float32; no terms make a zero row.
 void sum_rows(const Rows& to, const Rows& from, std::span<const std::int32_t> begin,
