@@ -31,16 +31,17 @@ def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup
             f"the cluster has {total:g}; without Ascend devices start Ray with "
             f"--resources='{{\"{RESOURCE}\": {parallel.num_devices}}}'"
         )
+    # STRICT_PACK: the host backend's buffers are shared inside one node.
     bundles = [{RESOURCE: parallel.tp}] * parallel.dp_groups + [{RESOURCE: 1}] * parallel.moe_devices
-    group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name, lifetime="detached")
+    group: PlacementGroup = placement_group(bundles, strategy="STRICT_PACK", name=name, lifetime="detached")
     try:
         ray.get(group.ready(), timeout=timeout_s)
     except GetTimeoutError:
         remove_placement_group(group)
         free = _count(ray.available_resources)
         raise ConfigError(
-            f"{parallel.num_devices} {RESOURCE} were not free within {timeout_s:g} s: {free:g} of {total:g} are; "
-            "another instance holds the rest"
+            f"{parallel.num_devices} {RESOURCE} were not free on one node within {timeout_s:g} s: "
+            f"{free:g} of the cluster's {total:g} are free"
         ) from None
     return group
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from asap_ray.engine import attention, experts
+from asap_ray.engine.attention import AttentionRank
+from asap_ray.engine.experts import MoEDevice
 from asap_ray.protocol import Runtime
+
+AttentionLoop = Callable[[AttentionRank], Coroutine[Any, Any, None]]
+ExpertsLoop = Callable[[MoEDevice], Coroutine[Any, Any, None]]
 
 
 async def serve(
-    runtime: Runtime, ranks: Sequence[attention.AttentionRank], devices: Sequence[experts.MoEDevice]
+    runtime: Runtime,
+    ranks: Sequence[AttentionRank],
+    devices: Sequence[MoEDevice],
+    loops: tuple[AttentionLoop, ExpertsLoop] = (attention.serve, experts.serve),
 ) -> None:
     """Run D * T attention loops and E MoE loops until one fails or the runtime closes.
 
-    Actors run one loop each instead; nothing but the placement differs.
+    Actors run one loop each instead; nothing but the placement differs. An ablation is another pair of `loops`.
     """
-    await runtime.gather(*map(attention.serve, ranks), *map(experts.serve, devices))
+    attend, serve_experts = loops
+    await runtime.gather(*map(attend, ranks), *map(serve_experts, devices))

@@ -6,19 +6,31 @@ import random
 
 import pytest
 
-from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec
-from tests.engine.toys import HIDDEN, Toy, ToyInstance, expected, random_batch
+from asap_ray.engine import attention, experts
+from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
+from tests.engine.toys import HIDDEN, Loops, Toy, ToyInstance, expected, random_batch
 
 LIMIT = 96
 
 
-def whole(dp_groups: int, tp: int, moe_devices: int, combine: Combine = Combine.REDUCED, layers: int = 4) -> Instance:
+def whole(
+    dp_groups: int,
+    tp: int,
+    moe_devices: int,
+    combine: Combine = Combine.REDUCED,
+    row_type: RowType = RowType.FLOAT32,
+) -> Instance:
     """A toy instance of the given degrees."""
     return Instance(
-        model=ModelSpec(num_layers=layers, hidden=HIDDEN, num_experts=7, top_k=3),
+        model=ModelSpec(num_layers=4, hidden=HIDDEN, num_experts=7, top_k=3),
         parallel=ParallelSpec(dp_groups=dp_groups, tp=tp, moe_devices=moe_devices),
         prefill=PrefillSpec(
-            max_tokens=LIMIT, solo_tokens=LIMIT // 2, inflection_tokens=8, combine=combine, deadline_s=20.0
+            max_tokens=LIMIT,
+            solo_tokens=LIMIT // 2,
+            inflection_tokens=8,
+            combine=combine,
+            row_type=row_type,
+            deadline_s=20.0,
         ),
     )
 
@@ -44,6 +56,36 @@ def test_answers_equal_the_undivided_model(dp_groups: int, tp: int, moe_devices:
     assert answers == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.parametrize("row_type", [RowType.BFLOAT16, RowType.FLOAT16])
+def test_rows_may_travel_narrower_than_they_are_computed(row_type: RowType) -> None:
+    """Float32 mathematics over 16-bit rows is right to the precision of the rows."""
+    toy = Toy(whole(2, 1, 2, row_type=row_type))
+    batch = random_batch("narrow", [40], seed=1)
+
+    with ToyInstance(toy) as running:
+        answers = running.ask([(0, batch)])
+
+    assert answers == pytest.approx(expected(toy, batch), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    "loops",
+    [(attention.serve_pairs, experts.serve), (attention.serve, experts.serve_sequential)],
+    ids=["pairs", "one stream"],
+)
+def test_ablations_give_the_same_answers(loops: Loops) -> None:
+    """Co-started pairs (3.3.2) and a MoE device with one stream (5.5.2) change the order of work, not its result."""
+    toy = Toy(whole(2, 2, 2))
+    sizes = [20, 5, LIMIT, 1, 7]
+    batches = [(i, random_batch(f"{i}.{n}", [size], seed=n)) for n, size in enumerate(sizes) for i in range(2)]
+
+    with ToyInstance(toy, loops=loops) as running:
+        answers = running.ask(batches)
+
+    wanted = {name: total for _, batch in batches for name, total in expected(toy, batch).items()}
+    assert answers == pytest.approx(wanted, rel=1e-4)
+
+
 def test_one_cold_request_needs_no_second_one() -> None:
     """With D=2 a single request on a cold instance finishes although the other group never works."""
     toy = Toy(whole(2, 1, 2))
@@ -60,7 +102,7 @@ def test_random_stage_times_never_deadlock(seed: int) -> None:
     """Any stage times let every batch finish: combine_send never waits (ADR 0001)."""
     generator = random.Random(seed)
     degrees = (generator.randint(1, 3), generator.choice([1, 1, 2]), generator.randint(1, 4))
-    toy = Toy(whole(*degrees, layers=6))
+    toy = Toy(whole(*degrees))
     batches = [
         (i, random_batch(f"{i}.{n}", [generator.choice([1, 4, 30, 60])], seed=n))
         for n in range(6)
@@ -86,13 +128,17 @@ def test_a_short_batch_overtakes_a_long_queue_on_another_group() -> None:
     assert running.finished.index("short.0") < len(queue) // 2
 
 
-def test_a_second_batch_finishes_beside_a_longer_first() -> None:
-    """Two slots are two pipelines: the short batch is not held until the long one is done."""
+def test_a_short_batch_passes_a_longer_one_in_the_other_slot() -> None:
+    """Two slots are two pipelines, refilled alone: short batches stream through beside a long pass.
+
+    The long batch decodes (its answer comes in many passes), so it holds its slot while three short ones,
+    one after the other, use the second.
+    """
     toy = Toy(whole(1, 1, 2))
-    first, second = random_batch("first", [48], seed=1), random_batch("second", [1], seed=2)
-    third = random_batch("third", [1], seed=3)
+    long = random_batch("long", [48], seed=1)
+    shorts = [random_batch(f"short{n}", [1], seed=n) for n in range(3)]
 
-    with ToyInstance(toy) as running:
-        running.ask([(0, first), (0, second), (0, third)])
+    with ToyInstance(toy, passes={"long.0": 20}) as running:
+        running.ask([(0, long), *[(0, short) for short in shorts]])
 
-    assert sorted(running.finished) == ["first.0", "second.0", "third.0"]
+    assert running.finished[-1] == "long.0"

@@ -13,7 +13,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,6 +32,11 @@ from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import Instance
 
 HIDDEN = 16
+
+Passes = Mapping[str, int]
+NO_PASSES: Passes = {}
+Loops = tuple[instance.AttentionLoop, instance.ExpertsLoop]
+DEFAULT_LOOPS: Loops = (attention.serve, experts.serve)
 
 
 def no_delay() -> float:
@@ -74,22 +79,25 @@ class Pass:
     batch: Batch
     tokens_S: torch.Tensor
     x_SH: torch.Tensor
+    num_passes: int  # to come, this one included: decode steps in all but name
 
 
 class ToyAttention:
     """Rank j's part: its share of the tokens."""
 
-    def __init__(self, toy: Toy, collective: Collective, delay_s: Callable[[], float]) -> None:
+    def __init__(self, toy: Toy, collective: Collective, delay_s: Callable[[], float], passes: Passes) -> None:
         self.num_layers = toy.whole.model.num_layers
         self._toy = toy
         self._collective = collective
         self._delay_s = delay_s
+        self._passes = passes
 
     async def start(self, batch: Batch) -> Pass:
         tokens_S = torch.cat([torch.frombuffer(bytearray(r.token_ids), dtype=torch.int32) for r in batch.requests])
         share = -(-len(tokens_S) // self._collective.size)
         mine_S = tokens_S[self._collective.rank * share :][:share]
-        return Pass(batch, mine_S.long(), self._toy.embed(mine_S))
+        num_passes = self._passes.get(batch.requests[0].request_id, 1)
+        return Pass(batch, mine_S.long(), self._toy.embed(mine_S), num_passes)
 
     async def attend(self, state: Pass, layer: int, expert_out: torch.Tensor | None) -> Routed:
         time.sleep(self._delay_s())
@@ -98,6 +106,9 @@ class ToyAttention:
         return Routed(state.x_SH.contiguous(), *self._toy.route(layer, state.tokens_S))
 
     async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
+        if state.num_passes > 1:
+            again = dataclasses.replace(state, x_SH=self._toy.embed(state.tokens_S), num_passes=state.num_passes - 1)
+            return Finished((), again)
         share_SH = state.x_SH + expert_out
         size, requests = self._collective.size, state.batch.requests
         padded_SH = torch.zeros(-(-state.batch.num_tokens // size), HIDDEN)
@@ -128,14 +139,21 @@ class ToyExperts:
 class ToyInstance:
     """Every loop of an instance as threads of this process, behind D doors."""
 
-    def __init__(self, toy: Toy, delay_s: Callable[[], float] = no_delay) -> None:
+    def __init__(
+        self,
+        toy: Toy,
+        delay_s: Callable[[], float] = no_delay,
+        loops: Loops = DEFAULT_LOOPS,
+        passes: Passes = NO_PASSES,
+    ) -> None:
         self.answers: dict[str, float] = {}
         self.finished: list[str] = []
         self.failure: BaseException | None = None
         self._answered = threading.Condition()
         self._runtime = ThreadRuntime()
+        self._loops = loops
         self.doors: list[Door] = []
-        ranks, devices = self._build(toy, delay_s)
+        ranks, devices = self._build(toy, delay_s, passes)
         self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
         self._thread.start()
 
@@ -162,7 +180,7 @@ class ToyInstance:
         self.close()
 
     def _build(
-        self, toy: Toy, delay_s: Callable[[], float]
+        self, toy: Toy, delay_s: Callable[[], float], passes: Passes
     ) -> tuple[list[attention.AttentionRank], list[experts.MoEDevice]]:
         whole, layout = toy.whole, layout_of(toy.whole)
         degrees, limits = whole.parallel, whole.prefill
@@ -185,7 +203,7 @@ class ToyInstance:
                 door: Any = self.doors[i]
                 if degrees.tp > 1:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
-                stage = ToyAttention(toy, collective, delay_s)
+                stage = ToyAttention(toy, collective, delay_s, passes)
                 ranks.append(attention.AttentionRank(self._runtime, comm, stage, door))
         for e in range(degrees.moe_devices):
             moe_port = _native.MoEComm(
@@ -195,7 +213,7 @@ class ToyInstance:
                 moe_device=e,
                 epochs=[1] * degrees.dp_groups,
                 row_type=limits.row_type,
-                compute_type=limits.row_type,
+                compute_type="float32",
                 combine=limits.combine,
             )
             self._runtime.on_close(moe_port.abort)
@@ -205,7 +223,7 @@ class ToyInstance:
 
     def _serve(self, ranks: list[attention.AttentionRank], devices: list[experts.MoEDevice]) -> None:
         try:
-            drive(instance.serve(self._runtime, ranks, devices))
+            drive(instance.serve(self._runtime, ranks, devices, self._loops))
         except Closed:
             return
         except BaseException as error:
