@@ -7,7 +7,7 @@ memory as they do in service. JSON rows: {hidden, intermediate, experts, dtype, 
 flops_per_second}; `spread` is the least and greatest ratio of a round's seconds to those of the product's way.
 """
 
-# Shapes: L layers, E experts, R rows, H hidden, I intermediate, J = 2 I.
+# Shapes: L layers, E experts, R rows, H hidden, I intermediate, J = 2 I. Matrices are seen as [in, out].
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def padded_bmm(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:
 
 def grouped_mm(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:
     """The product's own kernel."""
-    stage = ExpertStage(gate_up_LEHJ, down_LEIH)
+    stage = ExpertStage(gate_up_LEHJ.mT, down_LEIH.mT)
 
     def run(layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
         try:
@@ -110,21 +110,22 @@ def packed_onednn(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:
 
 
 def ways_of(case: Case) -> dict[str, Way]:
-    """Every way over the same weights; `_t` stores them [out, in], as checkpoints do."""
+    """Every way over the same weights, [out, in] in memory as checkpoints have them; `_in_out` stores the transpose."""
     torch.manual_seed(0)
     size, dtype = (case.layers, case.experts), getattr(torch, case.dtype)
-    gate_up_LEHJ = (torch.randn(*size, case.hidden, 2 * case.intermediate) / case.hidden**0.5).to(dtype)
-    down_LEIH = (torch.randn(*size, case.intermediate, case.hidden) / case.intermediate**0.5).to(dtype)
-    turned = [weights.mT.contiguous().mT for weights in (gate_up_LEHJ, down_LEIH)]
+    gate_up_LEJH = (torch.randn(*size, 2 * case.intermediate, case.hidden) / case.hidden**0.5).to(dtype)
+    down_LEHI = (torch.randn(*size, case.hidden, case.intermediate) / case.intermediate**0.5).to(dtype)
+    weights = gate_up_LEJH.mT, down_LEHI.mT
+    turned = [matrices.contiguous() for matrices in weights]
     ways = {
-        PRODUCT: grouped_mm(gate_up_LEHJ, down_LEIH),
-        "grouped_mm_t": grouped_mm(*turned),
-        "loop_of_mm": loop_of_mm(gate_up_LEHJ, down_LEIH),
-        "loop_of_mm_t": loop_of_mm(*turned),
-        "padded_bmm": padded_bmm(gate_up_LEHJ, down_LEIH),
+        PRODUCT: grouped_mm(*weights),
+        "gmm_in_out": grouped_mm(*turned),
+        "loop_of_mm": loop_of_mm(*weights),
+        "loop_in_out": loop_of_mm(*turned),
+        "padded_bmm": padded_bmm(*turned),
     }
     if case.dtype == "bfloat16":
-        ways["packed_onednn"] = packed_onednn(gate_up_LEHJ, down_LEIH)
+        ways["packed_onednn"] = packed_onednn(*weights)
     return ways
 
 

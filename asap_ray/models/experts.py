@@ -12,11 +12,11 @@ from asap_ray.models.weights import Checkpoint
 
 
 class ExpertStage:
-    """`MoEStage` of SwiGLU experts. Matrices are [in, out]: docs/log.md has what else was measured."""
+    """`MoEStage` of SwiGLU experts. Matrices lie as in checkpoints, [out, in]: docs/log.md has what was measured."""
 
-    def __init__(self, gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> None:
-        self._gate_up_LEHJ = gate_up_LEHJ
-        self._down_LEIH = down_LEIH
+    def __init__(self, gate_up_LEJH: torch.Tensor, down_LEHI: torch.Tensor) -> None:
+        self._gate_up_LEHJ = gate_up_LEJH.mT
+        self._down_LEIH = down_LEHI.mT
 
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
         """See `MoEStage`. One call whatever the layer and however few the rows; results in the type of the weights."""
@@ -30,13 +30,13 @@ class ExpertStage:
 def load_experts(checkpoint: Checkpoint, config: QwenConfig, experts: range, dtype: torch.dtype) -> ExpertStage:
     """Read the experts of one device, by their global ids, and nothing else."""
     num_layers, hidden, width = len(config.moe_layers), config.hidden, config.moe_intermediate
-    gate_up_LEHJ = torch.empty(num_layers, len(experts), hidden, 2 * width, dtype=dtype)
-    down_LEIH = torch.empty(num_layers, len(experts), width, hidden, dtype=dtype)
+    gate_up_LEJH = torch.empty(num_layers, len(experts), 2 * width, hidden, dtype=dtype)
+    down_LEHI = torch.empty(num_layers, len(experts), hidden, width, dtype=dtype)
     for layer, layer_idx in enumerate(config.moe_layers):
         for local, expert in enumerate(experts):
             prefix = f"model.layers.{layer_idx}.mlp.experts.{expert}"
-            gate_up_HJ = gate_up_LEHJ[layer, local]
-            gate_up_HJ[:, :width] = checkpoint.view(f"{prefix}.gate_proj.weight", (width, hidden)).T
-            gate_up_HJ[:, width:] = checkpoint.view(f"{prefix}.up_proj.weight", (width, hidden)).T
-            down_LEIH[layer, local] = checkpoint.view(f"{prefix}.down_proj.weight", (hidden, width)).T
-    return ExpertStage(gate_up_LEHJ, down_LEIH)
+            gate_up_JH = gate_up_LEJH[layer, local]
+            gate_up_JH[:width] = checkpoint.view(f"{prefix}.gate_proj.weight", (width, hidden))
+            gate_up_JH[width:] = checkpoint.view(f"{prefix}.up_proj.weight", (width, hidden))
+            down_LEHI[layer, local] = checkpoint.view(f"{prefix}.down_proj.weight", (hidden, width))
+    return ExpertStage(gate_up_LEJH, down_LEHI)

@@ -14,12 +14,17 @@ NUM_LAYERS, NUM_EXPERTS, HIDDEN, WIDTH = 3, 5, 24, 16
 
 @pytest.fixture(scope="module")
 def tables() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random weights of all layers."""
+    """Random weights of all layers, [in, out]."""
     generator = torch.Generator().manual_seed(3)
     return (
         torch.randn(NUM_LAYERS, NUM_EXPERTS, HIDDEN, 2 * WIDTH, generator=generator) / HIDDEN**0.5,
         torch.randn(NUM_LAYERS, NUM_EXPERTS, WIDTH, HIDDEN, generator=generator) / WIDTH**0.5,
     )
+
+
+def stage_of(tables: tuple[torch.Tensor, ...]) -> ExpertStage:
+    """The stage keeps matrices as checkpoints do, [out, in]."""
+    return ExpertStage(*(table.mT.contiguous() for table in tables))
 
 
 def one_by_one(
@@ -44,7 +49,7 @@ def test_rows_go_through_their_experts(
     """Experts without rows and items without rows are ordinary."""
     rows = torch.randn(sum(counts), HIDDEN, generator=torch.Generator().manual_seed(layer))
 
-    results = drive(ExpertStage(*tables).super_kernel(layer, rows, torch.tensor(counts, dtype=torch.int32)))
+    results = drive(stage_of(tables).super_kernel(layer, rows, torch.tensor(counts, dtype=torch.int32)))
 
     torch.testing.assert_close(results, one_by_one(tables, layer, rows, counts), rtol=1e-4, atol=1e-5)
 
@@ -55,7 +60,7 @@ def test_bfloat16_rows_give_bfloat16_results(tables: tuple[torch.Tensor, torch.T
     rows = torch.randn(sum(counts), HIDDEN, generator=torch.Generator().manual_seed(5)).bfloat16()
     narrow = tuple(table.bfloat16() for table in tables)
 
-    results = drive(ExpertStage(*narrow).super_kernel(1, rows, torch.tensor(counts, dtype=torch.int32)))
+    results = drive(stage_of(narrow).super_kernel(1, rows, torch.tensor(counts, dtype=torch.int32)))
 
     exact = one_by_one(tuple(table.float() for table in narrow), 1, rows.float(), counts)
     assert results.dtype == torch.bfloat16
@@ -67,6 +72,6 @@ def test_rows_are_left_as_they_were(tables: tuple[torch.Tensor, torch.Tensor]) -
     rows = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(6))
     before = rows.clone()
 
-    drive(ExpertStage(*tables).super_kernel(0, rows, torch.tensor([1, 1, 1, 0, 0], dtype=torch.int32)))
+    drive(stage_of(tables).super_kernel(0, rows, torch.tensor([1, 1, 1, 0, 0], dtype=torch.int32)))
 
     assert torch.equal(rows, before)
