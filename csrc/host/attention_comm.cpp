@@ -152,7 +152,7 @@ void AttentionComm::write_message(const Send& send, std::int64_t moe_device) {
 
   // Step 2 of async-dispatch-send (3.2.1).
   const Rows rows{message.rows, row_type_, layout_.hidden};
-  gather_rows(rows, send.hidden, tokens, store_of(rows, std::ssize(tokens)));
+  gather_rows(rows, send.hidden, tokens, store_of(rows, std::ssize(tokens), kStreamToPeer));
   std::copy_n(routing.row_idx(moe_device), num_pairs, message.row_idx);
   std::copy_n(routing.weights(moe_device), num_pairs, message.weights);
 

@@ -241,7 +241,7 @@ void MoEComm::place_rows(Item& item) const {
 
 // Step 3 of async-dispatch-recv (3.2.1).
 void MoEComm::read_rows(const Place& place, Item& item) const {
-  const Store store = store_of(item.rows, item.num_rows);
+  const Store store = store_of(item.rows, item.num_rows, kStreamToSelf);
   for (std::int64_t j = 0; j < layout_.tp; ++j) {
     RankPart& part = item.ranks[at(j)];
     const Message message = view_.message(place.dp_group, j, place.slot);
@@ -263,7 +263,7 @@ std::int64_t MoEComm::num_replies(const RankPart& part) const {
 
 void MoEComm::write_results(const RankPart& part, const Rows& results, const Rows& to) const {
   if (combine_ == Combine::reduced) return sum_rows(to, results, part.term_begin, part.terms);
-  const Store store = store_of(to, part.num_pairs);
+  const Store store = store_of(to, part.num_pairs, kStreamToPeer);
   std::int64_t pair = 0;
   for (std::size_t x = 0; x < part.num_rows_E.size(); ++x) {
     copy_rows({to.row(pair), to.type, to.hidden},

@@ -82,11 +82,6 @@ RowType row_type_of(std::string_view name) {
   return RowType::float16;
 }
 
-Store store_of(const Rows& rows, std::int64_t num_rows) {
-  constexpr std::int64_t kStreamBytes = 512 << 10;  // measured, see docs/primitives.md
-  return num_rows * rows.row_bytes() < kStreamBytes ? Store::cached : Store::streamed;
-}
-
 void gather_rows(const Rows& to, const Rows& from, std::span<const std::int32_t> idx, Store store) {
   move_rows(to, from, std::ssize(idx), store,
             [&](std::int64_t n) { return idx[static_cast<std::size_t>(n)]; });

@@ -37,6 +37,19 @@ def test_results_are_the_weighted_sum_over_experts(
     np.testing.assert_array_equal(world.receive(SLOT_ROWS), tokens.expected)
 
 
+def test_more_than_64_devices_need_a_second_bitmap_word() -> None:
+    """70 devices with an expert each: bits 64 to 69 lie in word 1."""
+    world = World(moe_devices=70, num_experts=70)
+    tokens = world.tokens(SLOT_ROWS)
+
+    world.send(tokens)
+    for e in range(70):
+        world.serve(e)
+
+    assert world.layout.bitmap_words == 2
+    np.testing.assert_array_equal(world.receive(SLOT_ROWS), tokens.expected)
+
+
 @pytest.mark.parametrize("combine", Combine)
 @pytest.mark.parametrize("tp", [1, 2, 3])
 def test_ranks_of_a_group_get_their_own_results(tp: int, combine: Combine) -> None:

@@ -60,12 +60,13 @@ class World:
         dp_groups: int = 1,
         tp: int = 1,
         moe_devices: int = 2,
+        num_experts: int = 7,
         row_type: RowType = RowType.FLOAT32,
         compute_type: RowType = RowType.FLOAT32,
         combine: Combine = Combine.REDUCED,
     ) -> None:
         self.instance = Instance(
-            model=ModelSpec(num_layers=4, hidden=20, num_experts=7, top_k=3),
+            model=ModelSpec(num_layers=4, hidden=20, num_experts=num_experts, top_k=3),
             parallel=ParallelSpec(dp_groups=dp_groups, tp=tp, moe_devices=moe_devices),
             prefill=PrefillSpec(
                 max_tokens=NUM_SLOTS * SLOT_ROWS * tp,
@@ -147,7 +148,9 @@ class World:
         layout = self.layout
         start = layout.moe_regions + (i * layout.tp + j) * layout.region_bytes
         start += layout.region_headers + slot * layout.header_bytes
-        return np.frombuffer(self.moe_buffers[e], dtype=np.int32, count=layout.header_bytes // 4, offset=start)
+        return np.frombuffer(
+            memoryview(self.moe_buffers[e]), dtype=np.int32, count=layout.header_bytes // 4, offset=start
+        )
 
 
 class Calling:

@@ -39,8 +39,15 @@ struct Term {
 // the way always stay: sending them past the caches measured slower (docs/log.md).
 enum class Store { cached, streamed };
 
-// The better one for so many rows.
-Store store_of(const Rows& rows, std::int64_t num_rows);
+// From how many bytes on a copy goes past the caches (measured, docs/primitives.md): rows for a
+// peer have to leave this core's caches anyway, rows for this device's own experts are read at
+// once.
+inline constexpr std::int64_t kStreamToPeer = 512 << 10;
+inline constexpr std::int64_t kStreamToSelf = 4 << 20;
+
+inline Store store_of(const Rows& rows, std::int64_t num_rows, std::int64_t stream_from) {
+  return num_rows * rows.row_bytes() < stream_from ? Store::cached : Store::streamed;
+}
 
 // Whatever the store, a later release makes the rows visible.
 
