@@ -54,6 +54,21 @@ def kv_heads_of(config: QwenConfig, query_heads: range) -> list[int]:
     return distinct if owners == [head for head in distinct for _ in range(share)] else owners
 
 
+def _qkv(shard: Shard, config: QwenConfig, name: str, width: tuple[int, ...]) -> torch.Tensor:
+    """Weights or biases of this rank's heads, [C, *width]: queries, then keys, then values; `name` lacks the letter."""
+    heads, head_dim = shard.part(config.num_heads), config.head_dim
+    kv_heads = kv_heads_of(config, heads)
+    parts = []
+    for letter, num_heads, own in (
+        ("q", config.num_heads, list(heads)),
+        ("k", config.num_kv_heads, kv_heads),
+        ("v", config.num_kv_heads, kv_heads),
+    ):
+        mapped = shard.checkpoint.view(name.format(letter), (num_heads * head_dim, *width))
+        parts += [mapped[head * head_dim : (head + 1) * head_dim].to(shard.dtype) for head in own]
+    return torch.cat(parts)
+
+
 class GroupedQueryAttention:
     """Weights of one layer on rank j, and the attention they make."""
 
@@ -63,31 +78,20 @@ class GroupedQueryAttention:
         self._layer_idx = layer_idx
         self._head_dim = config.head_dim
         self._eps = config.rms_norm_eps
-        prefix, hidden, head_dim = f"model.layers.{layer_idx}.self_attn", config.hidden, config.head_dim
+        prefix, hidden = f"model.layers.{layer_idx}.self_attn", config.hidden
         heads = shard.part(config.num_heads)
         kv_heads = kv_heads_of(config, heads)
         self.num_kv_heads = len(kv_heads)
         self._split = [len(heads), len(kv_heads), len(kv_heads)]
-
-        def projections(what: str, width: tuple[int, ...]) -> torch.Tensor:
-            parts = []
-            for letter, total, own in (
-                ("q", config.num_heads, list(heads)),
-                ("k", config.num_kv_heads, kv_heads),
-                ("v", config.num_kv_heads, kv_heads),
-            ):
-                mapped = shard.checkpoint.view(f"{prefix}.{letter}_proj.{what}", (total * head_dim, *width))
-                parts += [mapped[head * head_dim : (head + 1) * head_dim].to(shard.dtype) for head in own]
-            return torch.cat(parts)
-
-        self._qkv_HC = projections("weight", (hidden,)).T.contiguous()
-        self._out_CH = shard.row_parallel(f"{prefix}.o_proj.weight", (hidden, config.num_heads * head_dim))
-        self._qkv_bias_C = projections("bias", ()) if config.attention_bias else None
-        self._out_bias_H = None
+        self._qkv_HC = _qkv(shard, config, f"{prefix}.{{}}_proj.weight", (hidden,)).T.contiguous()
+        self._out_CH = shard.row_parallel(f"{prefix}.o_proj.weight", (hidden, config.num_heads * config.head_dim))
+        self._qkv_bias_C = self._out_bias_H = None
+        if config.attention_bias:
+            self._qkv_bias_C = _qkv(shard, config, f"{prefix}.{{}}_proj.bias", ())
         if config.attention_bias and shard.rank == 0:  # partial sums are added up: once is enough
             self._out_bias_H = shard.own(shard.checkpoint.view(f"{prefix}.o_proj.bias", (hidden,)))
-        self._query_norm_D = shard.vector(f"{prefix}.q_norm.weight", head_dim)
-        self._key_norm_D = shard.vector(f"{prefix}.k_norm.weight", head_dim)
+        self._query_norm_D = shard.vector(f"{prefix}.q_norm.weight", config.head_dim)
+        self._key_norm_D = shard.vector(f"{prefix}.k_norm.weight", config.head_dim)
 
     def __call__(self, hidden_SH: torch.Tensor, rotation: Rotation, sequences: list[Sequence]) -> torch.Tensor:
         """Attend within each sequence; this rank's part of the output sum, [S, H].

@@ -66,9 +66,14 @@ class Checkpoint:
         return mapped
 
     def fingerprint(self) -> str:
-        """A hash of file names, sizes, headers and a little of the content: cheap, and told apart by any retraining."""
+        """A hash of file names, sizes, headers and a little of the content: cheap, and another after any training.
+
+        Raises:
+            ConfigError: a file is missing or cut short.
+        """
         digest = hashlib.sha256()
         for name in sorted(set(self._file_of.values())):
+            self._file(name)
             with (self._directory / name).open("rb") as file:
                 header_bytes = int.from_bytes(file.read(8), "little")
                 digest.update(f"{name} {header_bytes} ".encode() + file.read(header_bytes + SAMPLE_BYTES))

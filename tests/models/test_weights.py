@@ -134,6 +134,16 @@ def test_fingerprint_tells_seeds_apart(tmp_path: Path) -> None:
     assert prints["a"] == prints["b"] != prints["c"]
 
 
+def test_an_incomplete_download_is_refused_before_any_weight(tmp_path: Path) -> None:
+    """The last shard has not arrived."""
+    make_random_checkpoint(tmp_path, max_shard_bytes=300_000, **tiny())
+    last = max(tmp_path.glob("model-*.safetensors"))
+    last.unlink()
+
+    with pytest.raises(ConfigError, match=f"{last.name} is missing"):
+        load_model(tmp_path)
+
+
 RESIDENT = """
 import re, sys, torch
 from asap_ray.models.qwen3_moe import load_model
