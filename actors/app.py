@@ -107,6 +107,10 @@ class Frontend:
         """Seconds every device has computed since its start, by name."""
         return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
 
+    async def drain(self) -> None:
+        """Not ready from now on: fail what is queued, let running batches finish (SIGTERM)."""
+        await self._service.close()
+
     async def __del__(self) -> None:
         self._life.cancel()
         await self._service.close()

@@ -15,7 +15,9 @@ from typing import Any, Final
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
+from ray.serve.exceptions import RayServeException
 
 from asap_ray.actors.placement import RESOURCE
 from asap_ray.actors.prefill_instance import NAMESPACE
@@ -49,6 +51,7 @@ def running(
         serve.start(http_options=HTTPOptions(host=host, port=port))
         stack.callback(serve.delete, config.name)
         serve.run(app, name=config.name, route_prefix="/")
+        stack.callback(_drain, config)
         url = f"http://{host}:{port}"
         _await_ready(url, config.start_timeout_s)
         yield url
@@ -84,6 +87,12 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         log_to_driver=False,
         logging_level=logging.ERROR,
     )
+
+
+def _drain(config: ServeConfig) -> None:
+    """Answer 503 while running batches finish; without it Serve's proxy would answer 404 from the first moment."""
+    with contextlib.suppress(RayError, TimeoutError, RayServeException):
+        serve.get_app_handle(config.name).drain.remote().result(timeout_s=2 * config.prefill.deadline_s)
 
 
 def _await_ready(url: str, timeout_s: float) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ import pytest
 pytestmark = pytest.mark.cluster
 
 PATIENCE_S = 90.0
+WARM_UP_ROWS = 100  # more than two one-token prompts make
 
 
 def free_port() -> int:
@@ -143,14 +145,25 @@ def test_a_killed_device_is_not_served_around(served: Served) -> None:
     assert eventually(served.answers)
 
 
-def test_sigterm_ends_everything_it_started(served: Served) -> None:
-    """The command exits with status 0 and leaves no process below it."""
+def test_sigterm_finishes_what_runs_and_ends_everything_it_started(served: Served) -> None:
+    """A running answer is completed, readiness ends, the command exits with 0 and leaves no process below it."""
     below = descendants(served.process.pid)
+    body = {"prompt": [5] * 2000, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        assert eventually(lambda: duty_rows(served) > 0)  # it runs
+        served.process.send_signal(signal.SIGTERM)
+        assert eventually(lambda: httpx.get(f"{served.url}/ready", timeout=10).status_code == 503)
 
-    served.process.send_signal(signal.SIGTERM)
-
+        assert answer.result().json()["usage"]["completion_tokens"] == 200
     assert served.process.wait(timeout=PATIENCE_S) == 0
     assert eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in below))
+
+
+def duty_rows(served: Served) -> int:
+    """Tokens attended so far, summed over layers and groups; a fresh instance has seen its warm-up only."""
+    totals = httpx.get(f"{served.url}/duty", timeout=10).json()
+    return sum(each["num_rows"] for name, each in totals.items() if "attention" in name) - WARM_UP_ROWS
 
 
 def test_killing_everything_leaves_no_shared_memory(tiny_model: Path, tmp_path: Path) -> None:
