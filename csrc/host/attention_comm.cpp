@@ -13,6 +13,13 @@ std::string list_text(const std::vector<std::int64_t>& numbers) {
   return out;
 }
 
+// What one device still has to get: these tokens, to here.
+struct Copy {
+  std::span<const std::int32_t> tokens;  // ascending
+  Rows to;
+  Store store;
+};
+
 }  // namespace
 
 AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
@@ -122,50 +129,75 @@ bool AttentionComm::has_room(std::int64_t slot, std::int64_t moe_device) const {
 void AttentionComm::send_to(const Send& send, std::vector<std::int64_t> pending,
                             const Deadline& deadline) {
   const auto room = [&](std::int64_t e) { return has_room(send.slot, e); };
-  while (true) {
-    std::erase_if(pending, [&](std::int64_t e) {
-      if (!room(e)) return false;  // Step 1 of async-dispatch-send
-      write_message(send, e);      // Steps 2 and 3
+  while (!pending.empty()) {
+    // Step 1 of async-dispatch-send (3.2.1): the devices with room go first.
+    const auto busy = std::ranges::stable_partition(pending, room);
+    const std::span ready(pending.begin(), busy.begin());
+    write_rows(send, ready);
+    for (const std::int64_t e : ready) {
+      write_header(send.slot, e);
       announce_message(moe_at(e), id_.dp_group, id_.tp_rank, send.slot);
-      return true;
-    });
-    if (pending.empty()) return;
-    std::vector<Doorbell*> credits;
-    for (const std::int64_t e : pending) {
-      credits.push_back(&moe_at(e).credits());
     }
-    if (!wait_until(credits, deadline, aborted_,
-                    [&] { return std::ranges::any_of(pending, room); })) {
-      throw PeerTimeout(text("dispatch_send: ", who(send.slot), " waited ",
-                             seconds_text(deadline.timeout_s()), " for room on MoE device(s) ",
-                             list_text(pending)));
+    pending.erase(pending.begin(), busy.begin());
+    if (!pending.empty()) await_room(send.slot, pending, deadline);
+  }
+}
+
+void AttentionComm::await_room(std::int64_t slot, const std::vector<std::int64_t>& devices,
+                               const Deadline& deadline) {
+  std::vector<Doorbell*> credits;
+  for (const std::int64_t e : devices) credits.push_back(&moe_at(e).credits());
+  const auto any_room = [&] {
+    return std::ranges::any_of(devices, [&](std::int64_t e) { return has_room(slot, e); });
+  };
+  if (!wait_until(credits, deadline, aborted_, any_room)) {
+    throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ",
+                           seconds_text(deadline.timeout_s()), " for room on MoE device(s) ",
+                           list_text(devices)));
+  }
+}
+
+// Step 2 of async-dispatch-send (3.2.1), some tokens at a time for all devices: a row that several
+// devices want is read from memory once and from the cache after that.
+void AttentionComm::write_rows(const Send& send, std::span<const std::int64_t> devices) {
+  constexpr std::int64_t kBlockTokens = 32;
+  const Routing& routing = slot_at(send.slot).routing;
+  std::vector<Copy> copies;
+  for (const std::int64_t e : devices) {
+    const Message message = moe_at(e).message(id_.dp_group, id_.tp_rank, send.slot);
+    const Rows to{message.rows, row_type_, layout_.hidden};
+    const auto tokens = routing.tokens(e);
+    copies.push_back({tokens, to, store_of(to, std::ssize(tokens), kStreamToPeer)});
+  }
+  for (std::int64_t begin = 0; begin < routing.num_tokens(); begin += kBlockTokens) {
+    for (Copy& copy : copies) {
+      const auto end = std::ranges::lower_bound(copy.tokens, begin + kBlockTokens);
+      const auto count = static_cast<std::size_t>(end - copy.tokens.begin());
+      gather_rows(copy.to, send.hidden, copy.tokens.first(count), copy.store);
+      copy.tokens = copy.tokens.subspan(count);
+      copy.to.bytes = copy.to.row(static_cast<std::int64_t>(count));
     }
   }
 }
 
-void AttentionComm::write_message(const Send& send, std::int64_t moe_device) {
-  const Slot& slot = slot_at(send.slot);
-  const Routing& routing = slot.routing;
-  const Message message = moe_at(moe_device).message(id_.dp_group, id_.tp_rank, send.slot);
-  const auto tokens = routing.tokens(moe_device);
-  const auto num_pairs = static_cast<std::size_t>(routing.num_pairs(moe_device));
-
-  // Step 2 of async-dispatch-send (3.2.1).
-  const Rows rows{message.rows, row_type_, layout_.hidden};
-  gather_rows(rows, send.hidden, tokens, store_of(rows, std::ssize(tokens), kStreamToPeer));
+// The rest of step 2, and step 3. Relaxed: the bit publishes it.
+void AttentionComm::write_header(std::int64_t slot, std::int64_t moe_device) {
+  const Slot& mine = slot_at(slot);
+  const Routing& routing = mine.routing;
+  const Message message = moe_at(moe_device).message(id_.dp_group, id_.tp_rank, slot);
+  const std::int64_t num_pairs = routing.num_pairs(moe_device);
   std::copy_n(routing.row_idx(moe_device), num_pairs, message.row_idx);
   std::copy_n(routing.weights(moe_device), num_pairs, message.weights);
 
-  // Step 3. Relaxed: the bit publishes it.
   const std::int64_t first = first_expert(layout_, moe_device);
   for (std::int64_t x = first; x < first_expert(layout_, moe_device + 1); ++x) {
     message.num_rows_E[x - first] = static_cast<std::int32_t>(routing.num_pairs_of_expert(x));
   }
   Header& header = *message.header;
   header.epoch.store(id_.epoch, std::memory_order_relaxed);
-  header.sequence.store(slot.sequence, std::memory_order_relaxed);
-  header.layer = static_cast<std::int32_t>(slot.layer);
-  header.num_rows = static_cast<std::int32_t>(tokens.size());
+  header.sequence.store(mine.sequence, std::memory_order_relaxed);
+  header.layer = static_cast<std::int32_t>(mine.layer);
+  header.num_rows = static_cast<std::int32_t>(std::ssize(routing.tokens(moe_device)));
   header.num_pairs = static_cast<std::int32_t>(num_pairs);
   header.reply_offset = static_cast<std::int32_t>(routing.reply_offset(moe_device));
 }

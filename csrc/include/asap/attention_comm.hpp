@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "asap/protocol.hpp"
@@ -29,8 +30,8 @@ class AttentionComm {
                 Combine combine);
 
   // Write this rank's tokens to every MoE device that owns one of their experts (3.2.1). Devices
-  // that have room are served first. Returns once all bits are set; waits only for room.
-  // More than slot_rows tokens, in slot 0 alone, use the rows of both slots (3.3.2).
+  // that have room are served first, all of them together. Returns once all bits are set; waits
+  // only for room. More than slot_rows tokens, in slot 0 alone, use the rows of both slots (3.3.2).
   // Throws Overflow and std::invalid_argument (nothing was written), PeerTimeout, Closed.
   void async_dispatch_send(std::int64_t slot, std::int64_t layer, const Rows& hidden,
                            const Choices& choices, double timeout_s);
@@ -69,7 +70,10 @@ class AttentionComm {
   const MoEView& moe_at(std::int64_t moe_device) const;
   void check_room(std::int64_t slot, std::int64_t num_tokens) const;
   bool has_room(std::int64_t slot, std::int64_t moe_device) const;
-  void write_message(const Send& send, std::int64_t moe_device);
+  void await_room(std::int64_t slot, const std::vector<std::int64_t>& devices,
+                  const Deadline& deadline);
+  void write_rows(const Send& send, std::span<const std::int64_t> devices);
+  void write_header(std::int64_t slot, std::int64_t moe_device);
   void begin_message(std::int64_t slot, std::int64_t layer, const Choices& choices);
   void send_to(const Send& send, std::vector<std::int64_t> pending, const Deadline& deadline);
   void await_replies(std::int64_t slot, double timeout_s);

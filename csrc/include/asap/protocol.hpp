@@ -1,6 +1,6 @@
 // The four primitives (3.2) as an order of steps, and the flags and headers that carry it.
 //
-// async-dispatch-send, attention rank (i, j) to each MoE device e, in any order of devices:
+// async-dispatch-send, attention rank (i, j) to each MoE device e; devices may take steps together:
 //   1  wait until bit j of word (i, slot) is clear        acquire: the last message has been read
 //   2  write rows, row indices and weights into the slot
 //   3  write the header, even if it says zero rows
