@@ -8,14 +8,13 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import fastapi
-import numpy as np
 from ray import serve
 
 from asap_ray.actors.frontend import build_api
-from asap_ray.actors.openai import check_token_ids
+from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
 from asap_ray.actors.tokenizer import load_tokenizer
@@ -23,11 +22,14 @@ from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import AsapError, DeviceLost
 from asap_ray.layout import layout_of
-from asap_ray.messages import Answer, decode, encode
+from asap_ray.messages import Reply, decode, encode
 from asap_ray.models.qwen3_moe import load_model
 from asap_ray.spec import Instance
 
 _log = logging.getLogger(__name__)
+
+_STOP_S: Final = 15.0
+"""To end the devices, after running batches had their deadline."""
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -40,9 +42,10 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         ConfigError: a field is wrong or the checkpoint is not served; nothing was started.
     """
     config = config_from(args)
-    model = load_model(config.model)
-    layout_of(Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill))
-    deployment: Any = Frontend  # what the decorators made of it
+    served_model(config)
+    layout_of(Instance(model=load_model(config.model).spec, parallel=config.parallel, prefill=config.prefill))
+    frontend: Any = Frontend  # what the decorators made of it
+    deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
     application: serve.Application = deployment.bind(config_to(config))
     return application
 
@@ -66,7 +69,6 @@ def served_model(config: ServeConfig) -> ServedModel:
     health_check_period_s=2,
     health_check_timeout_s=30,
     graceful_shutdown_wait_loop_s=1,
-    graceful_shutdown_timeout_s=60,
 )
 @serve.ingress()
 class Frontend:
@@ -91,11 +93,14 @@ class Frontend:
 
     async def prefill(self, message: bytes) -> AsyncIterator[bytes]:
         """A request and its tokens as messages, for callers inside the cluster (`replay --app`)."""
-        request = dataclasses.replace(decode(Request, message), arrival_s=time.monotonic())
-        token_ids = np.frombuffer(request.token_ids, dtype="<i4").tolist()
-        check_token_ids(token_ids, "prompt", self._service.model.vocab_size)
-        async for event in self._service.generate([request]):
-            yield encode(Answer(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
+        try:
+            request = dataclasses.replace(decode(Request, message), arrival_s=time.monotonic())
+            self._service.check(request)
+            async for event in self._service.generate([request]):
+                yield encode(Reply(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
+        except AsapError as error:
+            status, body, _ = error_of(error)
+            yield encode(Reply(status=status, error=body["error"]["message"]))
 
     async def describe(self) -> dict[str, Any]:
         """What `replay --app` needs to know of the model (`workload.http_target.ServedModel`)."""
@@ -120,9 +125,9 @@ class Frontend:
         try:
             await self._instance.start()
             await self._instance.watch()
-        except AsapError as error:
-            _log.error("%s", error)
-            self._failure = str(error)
+        except Exception as error:  # whatever it is, the frontend must not pretend to wait for a start
+            _log.exception("the instance is lost")
+            self._failure = f"{type(error).__name__}: {error}"
 
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""

@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from torch._C._distributed_c10d import TCPStore
 
+from asap_ray.actors.lease import Lease
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
@@ -29,7 +30,7 @@ _LOCALHOST: Final = "127.0.0.1"
 _STOP_S: Final = 5.0
 
 
-class AttentionRank:
+class GroupRank:
     """TP rank j of DP group i. As an actor of its own (j > 0) it follows rank 0's admissions."""
 
     def __init__(self, config: bytes, group: int, rank: int, port: int, epoch: int) -> None:
@@ -76,18 +77,19 @@ class AttentionGroup:
         served = decode(ServeConfig, config)
         self._streams: dict[str, asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
-        store = TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
+        self._store = store = TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
         placement = get_current_placement_group()
         assert placement is not None, "a group runs in a bundle"
         home = bundle(placement, group)
         self._followers: list[Any] = [
-            ray.remote(AttentionRank)
+            ray.remote(GroupRank)
             .options(num_cpus=0, resources={RESOURCE: 1}, max_concurrency=4, scheduling_strategy=home)
             .remote(config, group, rank, store.port, epoch)
             for rank in range(1, served.parallel.tp)
         ]
-        self._rank = AttentionRank(config, group, 0, store.port, epoch)
+        self._rank = GroupRank(config, group, 0, store.port, epoch)
         self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
+        self._lease = Lease(served)
 
     async def register(self) -> bytes:
         """Where peers find the buffers of all T ranks, in the order of j."""
@@ -122,8 +124,9 @@ class AttentionGroup:
         finally:
             del self._streams[batch.requests[0].request_id]
 
-    async def state(self) -> str:
-        """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks."""
+    async def state(self, frontend: str) -> str:
+        """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks; renews the frontend's lease."""
+        self._lease.renew(frontend)
         followers = [await follower.state.remote() for follower in self._followers]
         states: list[str] = [self._rank.state(), *followers]
         return max(states, key=lambda state: state != "serving")
@@ -132,11 +135,15 @@ class AttentionGroup:
         """Totals of rank 0's compute stream."""
         return self._rank.duty()
 
-    async def stop(self) -> None:
-        """End the loops; running batches are not waited for."""
-        self._rank.stop()
+    async def stop(self, frontend: str) -> bool:
+        """End the loops, unless another frontend uses them; whether they ended. Running batches fail."""
+        if not self._lease.release(frontend):
+            return False
         self._fail_streams()
-        await asyncio.gather(*[follower.stop.remote() for follower in self._followers])
+        await asyncio.gather(
+            asyncio.to_thread(self._rank.stop), *[follower.stop.remote() for follower in self._followers]
+        )
+        return True
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         events = Events(tokens, dataclasses.replace(stamps))  # the loop goes on counting in its own
@@ -158,4 +165,4 @@ def _collective(served: ServeConfig, rank: int, port: int) -> Collective:
     if served.parallel.tp == 1:
         return SoloCollective()
     store = TCPStore(_LOCALHOST, port, is_master=False)
-    return GlooCollective(store, rank, served.parallel.tp, served.prefill.deadline_s)
+    return GlooCollective(store, rank, served.parallel.tp, served.prefill.deadline_s, served.start_timeout_s)

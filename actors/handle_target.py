@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 
+from asap_ray import messages
 from asap_ray.batch import Request, Sampling
-from asap_ray.errors import AsapError, Overloaded, RequestError
-from asap_ray.messages import Answer, decode, encode
+from asap_ray.messages import decode, encode
 from asap_ray.workload.client import Reply
 
 
@@ -32,20 +31,11 @@ class HandleTarget:
             sampling=Sampling(max_tokens=max_tokens),
         )
         parts: dict[str, float] = {}
-        try:
-            async for message in self._prefill.remote(encode(request)):
-                answer = decode(Answer, message)
-                if answer.ttft_parts_s:
-                    on_first_token()
-                    parts = answer.ttft_parts_s
-        except RayTaskError as error:
-            return Reply(_status(error.cause), str(error.cause), parts)
+        async for message in self._prefill.remote(encode(request)):
+            reply = decode(messages.Reply, message)
+            if reply.error:
+                return Reply(reply.status, reply.error, parts)
+            if reply.ttft_parts_s:
+                on_first_token()
+                parts = reply.ttft_parts_s
         return Reply(200, None, parts)
-
-
-def _status(error: BaseException | None) -> int:
-    if isinstance(error, RequestError):
-        return 400
-    if isinstance(error, Overloaded):
-        return 429
-    return 503 if isinstance(error, AsapError) else 500

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
+
+_log = logging.getLogger(__name__)
 
 
 class Loop:
@@ -29,5 +32,6 @@ class Loop:
         try:
             self._serve()
         except BaseException as error:  # crosses a thread: whoever reads `failure` raises
+            _log.exception("the loop failed")
             self.failure = f"{type(error).__name__}: {error}"
             self._on_failure()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from asap_ray.actors.lease import Lease
 from asap_ray.actors.loop import Loop
 from asap_ray.backends.host import HostMoE
 from asap_ray.config import ServeConfig, fingerprint_of
@@ -23,6 +24,7 @@ class MoEDevice:
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._moe = HostMoE(served, model, moe_device)
         self._loop: Loop | None = None
+        self._lease = Lease(served)
 
     def register(self) -> bytes:
         """Where peers find this device's buffer."""
@@ -33,16 +35,20 @@ class MoEDevice:
         self._moe.connect(decode(Registrations, ranks).devices)
         self._loop = Loop(self._moe.serve)
 
-    def state(self) -> str:
-        """`joining`, `serving`, `stopped`, or what failed."""
+    def state(self, frontend: str) -> str:
+        """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease."""
+        self._lease.renew(frontend)
         return self._loop.state if self._loop else "joining"
 
     def duty(self) -> bytes:
         """Totals of the compute stream."""
         return encode(DutyReport(**dataclasses.asdict(self._moe.duty)))
 
-    def stop(self) -> None:
-        """End the streams."""
+    def stop(self, frontend: str) -> bool:
+        """End the streams, unless another frontend uses them; whether they ended."""
+        if not self._lease.release(frontend):
+            return False
         self._moe.runtime.close()
         if self._loop:
             self._loop.join(_STOP_S)
+        return True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
@@ -15,15 +17,20 @@ from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, place
 from asap_ray.batch import Batch, Request, Stamps, Token
-from asap_ray.config import ServeConfig
-from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
+from asap_ray.config import ServeConfig, fingerprint_of
+from asap_ray.errors import ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import DutyReport, Events, Registration, Registrations, decode, differing_fields, encode
+from asap_ray.models.qwen3_moe import load_model
 
 NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
 
 _STOP_S: Final = 10.0
 _WATCH_S: Final = 1.0
+_POLL_S: Final = 0.05
+WARM_TOKENS: Final = 16
+"""Of the warm-up prompt, for every pair of a rank and a MoE device."""
+
 _ANSWER_S: Final = 10.0
 """A device that does not answer a control call for this long is taken for lost."""
 
@@ -40,6 +47,7 @@ class PrefillInstance:
         self._names = group_names(config) + device_names(config)
         self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
+        self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
 
     @property
     def num_groups(self) -> int:
@@ -57,16 +65,16 @@ class PrefillInstance:
             ConfigError: too few devices, or devices that disagree; names the differing field.
             Unavailable: somebody did not come up in time; names who, and why if it said so. All are stopped.
         """
-        if not await self._attach():
-            await stop_instance(self._config)
-            try:
+        try:
+            if not await self._attach():
+                await clear_instance(self._config.name)
                 await self._create()
                 await self._join()
                 await self._warm()
-            except AsapError as error:
-                self._missing = (f"start failed: {error}",)
-                await stop_instance(self._config)
-                raise
+        except Exception as error:
+            self._missing = (f"start failed: {error}",)
+            await clear_instance(self._config.name)
+            raise
         self._missing = ()
 
     async def watch(self) -> None:
@@ -79,7 +87,7 @@ class PrefillInstance:
             await asyncio.sleep(_WATCH_S)
             if lost := await self._lost():
                 self._missing = lost
-                await self._ask(group_names(self._config), "stop", timeout_s=_STOP_S)
+                await self._ask(group_names(self._config), "stop", self._id, timeout_s=_STOP_S)
                 raise DeviceLost("; ".join(lost))
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
@@ -103,21 +111,27 @@ class PrefillInstance:
         return {name: decode(DutyReport, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
-        """End every device; running batches are not waited for."""
+        """End every device that no other frontend uses; running batches are not waited for."""
         self._missing = ("the instance is stopping",)
-        await stop_instance(self._config)
+        stopped = await self._ask(self._names, "stop", self._id, timeout_s=_STOP_S)
+        if False not in stopped.values():
+            await clear_instance(self._config.name)
 
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
-        states = await self._ask(self._names, "state", timeout_s=_ANSWER_S)
+        states = await self._ask(self._names, "state", self._id, timeout_s=_ANSWER_S)
         return tuple(f"{name} ({state})" for name, state in states.items() if state != "serving")
 
     async def _attach(self) -> bool:
-        try:
-            self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
-        except ValueError:
+        """Whether every device is there, serves, and was built from this very configuration and checkpoint."""
+        if sorted(self._names) != sorted(running_names(self._config.name)):
             return False
-        return not await self._lost()
+        self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
+        if await self._lost():
+            return False
+        fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
+        registered = await self._registrations(_ANSWER_S)
+        return all(rank.fingerprint == fingerprint for ranks in registered.values() for rank in ranks)
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
@@ -143,20 +157,27 @@ class PrefillInstance:
     async def _join(self) -> None:
         """Collect registrations, compare fingerprints, hand out the peers' addresses, start the loops."""
         deadline_s = self._config.start_timeout_s
-        replies = await self._demand(self._names, "register", deadline_s)
-        registered = {name: decode(Registrations, reply).devices for name, reply in replies.items()}
-        _agree({name: ranks[0] for name, ranks in registered.items()})
+        registered = await self._registrations(deadline_s)
+        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in registered.items() for rank in ranks})
         groups, devices = group_names(self._config), device_names(self._config)
         ranks = encode(Registrations(tuple(rank for name in groups for rank in registered[name])))
         await self._demand(devices, "serve", deadline_s, ranks)
         peers = encode(Registrations(tuple(registered[name][0] for name in devices)))
         await self._demand(groups, "serve", deadline_s, peers)
 
+    async def _registrations(self, timeout_s: float) -> dict[str, tuple[Registration, ...]]:
+        replies = await self._demand(self._names, "register", timeout_s)
+        return {name: decode(Registrations, reply).devices for name, reply in replies.items()}
+
     async def _warm(self) -> None:
-        """One tiny batch through every group; each of its layers sends to every MoE device."""
+        """One batch through every group; every layer of it sends to every MoE device, as good as surely rows."""
+        parallel = self._config.parallel
+        num_tokens = min(self._config.prefill.solo_tokens, WARM_TOKENS * parallel.tp * parallel.moe_devices)
+        vocab_size = load_model(self._config.model).config.vocab_size
+        token_ids = array.array("i", (n % vocab_size for n in range(num_tokens))).tobytes()
 
         async def warm(group: int) -> None:
-            prompt = Request(request_id=f"warm-{group}", num_tokens=1, arrival_s=0.0, token_ids=b"\0\0\0\0")
+            prompt = Request(request_id=f"warm-{group}", num_tokens=num_tokens, arrival_s=0.0, token_ids=token_ids)
             async for _ in self.run(group, Batch((prompt,))):
                 pass
 
@@ -174,18 +195,20 @@ class PrefillInstance:
             raise Unavailable(f"{method}: " + "; ".join(f"{name}: {reply}" for name, reply in refused.items()))
         return replies
 
-    async def _ask(self, names: list[str], method: str, *args: bytes, timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, names: list[str], method: str, *args: bytes | str, timeout_s: float) -> dict[str, Any]:
         """Call a method on several actors; a `Refusal` stands for an answer that did not come."""
+        answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
+        return dict(zip(names, answers, strict=True))
 
-        async def one(name: str) -> Any:
-            try:
-                return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
-            except TimeoutError:
-                return Refusal(f"no answer within {timeout_s:g} s")
-            except RayError as error:
-                return Refusal(_reason(error))
-
-        return dict(zip(names, await asyncio.gather(*map(one, names)), strict=True))
+    async def _one(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+        if name not in self._actors:
+            return Refusal("not started")
+        try:
+            return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
+        except TimeoutError:
+            return Refusal(f"no answer within {timeout_s:g} s")
+        except RayError as error:
+            return Refusal(_reason(error))
 
 
 class Refusal(str):
@@ -202,30 +225,39 @@ def device_names(config: ServeConfig) -> list[str]:
     return [f"{config.name}:moe:{e}" for e in range(config.parallel.moe_devices)]
 
 
-async def stop_instance(config: ServeConfig) -> None:
-    """End every actor of an instance and free its devices; what is not there is skipped."""
-
-    async def stop(name: str) -> None:
-        try:
-            actor = ray.get_actor(name, namespace=NAMESPACE)
-        except ValueError:
-            return
-        with contextlib.suppress(TimeoutError, RayError):  # killed below all the same
-            await asyncio.wait_for(actor.stop.remote(), _STOP_S)
-        ray.kill(actor)
-
-    await asyncio.gather(*map(stop, group_names(config) + device_names(config)))
-    try:
-        remove_placement_group(get_placement_group(config.name))
-    except ValueError:
-        return
+def running_names(name: str) -> list[str]:
+    """Actors of the instance `name` that the cluster knows, whatever degrees they were started with."""
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    mine = [each["name"] for each in listed if each["namespace"] == NAMESPACE]
+    return [actor for actor in mine if actor.rpartition(":")[0] in (f"{name}:attention", f"{name}:moe")]
 
 
-def _agree(registered: Mapping[str, Registration]) -> None:
-    """The join handshake: every device must have loaded the same model and configuration."""
+async def clear_instance(name: str) -> None:
+    """End every actor of the instance `name` and free its devices, whoever uses them; what is not there is skipped."""
+    for actor in running_names(name):
+        with contextlib.suppress(ValueError):  # gone meanwhile
+            ray.kill(ray.get_actor(actor, namespace=NAMESPACE))
+    with contextlib.suppress(ValueError):
+        remove_placement_group(get_placement_group(name))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(_gone(name), _STOP_S)
+
+
+async def _gone(name: str) -> None:
+    while running_names(name):
+        await asyncio.sleep(_POLL_S)
+
+
+def agree(registered: Mapping[str, Registration]) -> None:
+    """The join handshake: every device must have loaded the same model and configuration, on one node.
+
+    Raises:
+        ConfigError: names two that differ, the field, and both values.
+    """
     (first, reference), *others = registered.items()
     for name, registration in others:
-        for field, ours, theirs in differing_fields(reference.fingerprint, registration.fingerprint):
+        mine, its = ({"node": each.node, **each.fingerprint} for each in (reference, registration))
+        for field, ours, theirs in differing_fields(mine, its):
             raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")
 
 

@@ -48,8 +48,12 @@ def running(
     with contextlib.ExitStack() as stack:
         _connect(config, address)
         stack.callback(ray.shutdown)
+        if serve.status().proxies:
+            raise ConfigError(f"Ray Serve already runs on the cluster at {address}; use `serve deploy` there")
         serve.start(http_options=HTTPOptions(host=host, port=port))
-        stack.callback(serve.delete, config.name)
+        if address:  # our own cluster ends as a whole
+            stack.callback(serve.shutdown)
+        stack.callback(_delete, config.name)
         serve.run(app, name=config.name, route_prefix="/")
         stack.callback(_drain, config)
         url = f"http://{host}:{port}"
@@ -74,7 +78,10 @@ def wait_for_signal() -> str:
 
 def _connect(config: ServeConfig, address: str | None) -> None:
     if address:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(f"no Ray cluster at {address!r}: {error}") from None
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on the loopback; unset means "it depends"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -103,11 +110,25 @@ def _await_ready(url: str, timeout_s: float) -> None:
             reply = httpx.get(f"{url}/ready", timeout=5.0)
             if reply.status_code == httpx.codes.OK:
                 return
-            missing = reply.json()["error"]["message"]
+            missing = _message(reply)
             if "start failed" in missing:
                 raise Unavailable(missing)
         time.sleep(_POLL_S)
     raise Unavailable(f"not ready after {timeout_s:g} s: {missing}")
+
+
+def _message(reply: httpx.Response) -> str:
+    """Why not ready: ours in the OpenAI shape, or Serve's proxy in its own words."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"HTTP {reply.status_code}: {reply.text[:200]}"
+
+
+def _delete(name: str) -> None:
+    """Remove the application; one that does not drain in time is ended by Serve, its devices by their lease."""
+    with contextlib.suppress(RayError, TimeoutError, RayServeException):
+        serve.delete(name)
 
 
 def _refuse_taken(host: str, port: int) -> None:

@@ -49,11 +49,16 @@ class Events:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
-    """One token of a request, for callers inside the cluster; the parts of its TTFT come with the first."""
+class Reply:
+    """One token of a request, or why there is none, for callers inside the cluster.
 
-    token: Token
-    ttft_parts_s: dict[str, float]
+    The parts of its TTFT come with the first token. `status` is what HTTP's would have been.
+    """
+
+    token: Token | None = None
+    ttft_parts_s: dict[str, float] = dataclasses.field(default_factory=dict)
+    status: int = 200
+    error: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +74,7 @@ _KINDS: Final[dict[type, str]] = {
     ServeConfig: "config",
     Batch: "batch",
     Request: "request",
-    Answer: "answer",
+    Reply: "reply",
     Registrations: "registrations",
     Events: "events",
     DutyReport: "duty",

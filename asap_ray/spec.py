@@ -15,6 +15,10 @@ MAX_TP: Final = 64
 """One 64-bit bitmap word has one bit per TP rank (3.2.1)."""
 
 
+MIN_DEADLINE_S: Final = 2.0
+"""An idle group's ranks hear from each other once a second."""
+
+
 class RowType(StrEnum):
     """Element type of the rows that travel between devices."""
 
@@ -95,8 +99,11 @@ class PrefillSpec:
                 f"solo_tokens={self.solo_tokens} must be at most half of max_tokens={self.max_tokens}; "
                 "two batches in flight share the room of one"
             )
-        if self.max_wait_s < 0 or self.deadline_s <= 0:
-            raise ConfigError(f"max_wait_s={self.max_wait_s} and deadline_s={self.deadline_s} must be positive")
+        if self.max_wait_s < 0 or self.deadline_s < MIN_DEADLINE_S:
+            raise ConfigError(
+                f"max_wait_s={self.max_wait_s} must not be negative, "
+                f"deadline_s={self.deadline_s} must be at least {MIN_DEADLINE_S}"
+            )
 
     def is_solo(self, num_tokens: int) -> bool:
         """Whether a batch this long runs alone in its group (3.3.2)."""

@@ -11,46 +11,56 @@ import torch
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import BroadcastOptions, Store
 
+from asap_ray.errors import PeerTimeout
+
 
 class GlooCollective:
-    """A `Collective` over gloo; a rank that waits longer than `deadline_s` for the others raises RuntimeError.
+    """A `Collective` over gloo; a rank that waits longer than `deadline_s` for the others raises PeerTimeout.
 
     The group is private to its DP group: there is no default process group, so nothing can span two.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, deadline_s: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, deadline_s: float, join_timeout_s: float) -> None:
         self.rank = rank
         self.size = size
         gloo: Any = ProcessGroupGloo  # its stub lacks the collectives
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname="127.0.0.1")]  # a bundle never spans nodes
-        options._timeout = timedelta(seconds=deadline_s)
+        options._timeout = timedelta(seconds=join_timeout_s)  # ranks load weights before they come
         self._group = gloo(store, rank, size, options)
+        self._group._set_default_timeout(timedelta(seconds=deadline_s))
         self._from_leader = BroadcastOptions()
 
     def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Concatenate every rank's rows along dimension 0, in rank order."""
         gathered = rows.new_empty((rows.shape[0] * self.size, *rows.shape[1:]))
-        self._group._allgather_base(gathered, rows.contiguous()).wait()
+        self._wait("all_gather", self._group._allgather_base(gathered, rows.contiguous()))
         return gathered
 
     def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
         """Sum over ranks; this rank keeps its equal part of dimension 0."""
         part = rows.new_empty((rows.shape[0] // self.size, *rows.shape[1:]))
-        self._group._reduce_scatter_base(part, rows.contiguous()).wait()
+        self._wait("reduce_scatter", self._group._reduce_scatter_base(part, rows.contiguous()))
         return part
 
     def broadcast(self, message: bytes | None) -> bytes:
         """Rank 0's message, on every rank: its length first, then its bytes."""
         length = torch.tensor([len(message) if message is not None else 0])
-        self._group.broadcast([length], self._from_leader).wait()
+        self._wait("broadcast", self._group.broadcast([length], self._from_leader))
         if not length.item():
             return b""
         content = torch.empty(int(length.item()), dtype=torch.uint8)
         if message is not None:
             content = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        self._group.broadcast([content], self._from_leader).wait()
+        self._wait("broadcast", self._group.broadcast([content], self._from_leader))
         return content.numpy().tobytes()
+
+    def _wait(self, phase: str, work: Any) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:  # gloo's only kind: a timeout, or a connection its peer closed
+            others = ", ".join(str(rank) for rank in range(self.size) if rank != self.rank)
+            raise PeerTimeout(f"{phase}: TP rank {self.rank} waited for rank(s) {others}: {error}") from None
 
 
 class SoloCollective:

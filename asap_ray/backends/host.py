@@ -164,7 +164,7 @@ class HostAttention:
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
         torch.set_num_threads(self._config.threads)
-        rank = attention.AttentionRank(self.runtime, self._comm, self._stage, queue, self.duty)
+        rank = attention.Rank(self.runtime, self._comm, self._stage, queue, self.duty)
         try:
             drive(attention.serve(rank))
         except Closed:
@@ -209,6 +209,6 @@ class HostMoE:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""
         torch.set_num_threads(self._config.threads)
         try:
-            drive(experts.serve(experts.MoEDevice(self.runtime, self._comm, self._stage, self.duty)))
+            drive(experts.serve(experts.Device(self.runtime, self._comm, self._stage, self.duty)))
         except Closed:
             return

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 import yaml
+from click.core import ParameterSource
 from rich.console import Console
 
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import ConfigError
 from asap_ray.spec import ParallelSpec
+
+_IN_CONFIG: Final = ("model", "dp", "tp", "ep", "name", "device")
+"""Options that a configuration file replaces."""
 
 Dp = Annotated[int, typer.Option("--dp", help="Attention DP groups, D.")]
 Tp = Annotated[int, typer.Option("--tp", help="TP ranks of a group, T.")]
@@ -19,6 +23,7 @@ Ep = Annotated[int, typer.Option("--ep", help="MoE devices, E.")]
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[Path | None, typer.Option(help="Directory of a Hugging Face checkpoint.")] = None,
     dp: Dp = 2,
     tp: Tp = 1,
@@ -35,6 +40,8 @@ def serve(
     from asap_ray.actors.running import running, wait_for_signal
 
     if config:
+        if given := [name for name in _IN_CONFIG if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
+            raise ConfigError(f"--{given[0]} and --config were both given; put {given[0]} into {config}")
         served = read_config(config)
     elif model:
         degrees = ParallelSpec(dp_groups=dp, tp=tp, moe_devices=ep)

@@ -12,7 +12,7 @@ from asap_ray.spec import NUM_SLOTS
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionRank:
+class Rank:
     """Rank j of DP group i: what its loop works with."""
 
     runtime: Runtime
@@ -33,7 +33,7 @@ class Flight:
     stamps: Stamps = field(default_factory=Stamps)
 
 
-async def serve(rank: AttentionRank) -> None:
+async def serve(rank: Rank) -> None:
     """Alternate over the occupied slots; a slot is refilled as soon as its batch is done.
 
     Every rank of a group takes the same turns, so the order of its collectives is the same on all.
@@ -49,7 +49,7 @@ async def serve(rank: AttentionRank) -> None:
                 flights[slot] = flight if await _advance(rank, slot, flight) else None
 
 
-async def serve_pairs(rank: AttentionRank) -> None:
+async def serve_pairs(rank: Rank) -> None:
     """The paper's admission (3.3.2): two batches start together, and both end before the next pair."""
     while True:
         flights: list[Flight | None] = [None] * NUM_SLOTS
@@ -61,7 +61,7 @@ async def serve_pairs(rank: AttentionRank) -> None:
                     flights[slot] = flight if await _advance(rank, slot, flight) else None
 
 
-async def _admit(rank: AttentionRank, occupied: tuple[Batch, ...]) -> Flight | None:
+async def _admit(rank: Rank, occupied: tuple[Batch, ...]) -> Flight | None:
     batch = await rank.queue.admit(occupied)
     if batch is None:
         return None
@@ -69,7 +69,7 @@ async def _admit(rank: AttentionRank, occupied: tuple[Batch, ...]) -> Flight | N
     return Flight(batch, await rank.stage.start(batch), admitted_s)
 
 
-async def _advance(rank: AttentionRank, slot: int, flight: Flight) -> bool:
+async def _advance(rank: Rank, slot: int, flight: Flight) -> bool:
     """One turn of a slot: take a layer's results, compute up to the next router, send. False at the end."""
     now, stamps = rank.runtime.now, flight.stamps
     expert_out = None
@@ -91,7 +91,7 @@ async def _advance(rank: AttentionRank, slot: int, flight: Flight) -> bool:
     return True
 
 
-async def _finish(rank: AttentionRank, flight: Flight, expert_out: Any) -> bool:
+async def _finish(rank: Rank, flight: Flight, expert_out: Any) -> bool:
     """Tokens out; the batch stays in its slot while a request of it decodes."""
     began_s = rank.runtime.now()
     finished = await rank.stage.finish(flight.state, expert_out)

@@ -6,18 +6,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from asap_ray.engine import attention, experts
-from asap_ray.engine.attention import AttentionRank
-from asap_ray.engine.experts import MoEDevice
 from asap_ray.protocol import Runtime
 
-AttentionLoop = Callable[[AttentionRank], Coroutine[Any, Any, None]]
-ExpertsLoop = Callable[[MoEDevice], Coroutine[Any, Any, None]]
+AttentionLoop = Callable[[attention.Rank], Coroutine[Any, Any, None]]
+ExpertsLoop = Callable[[experts.Device], Coroutine[Any, Any, None]]
 
 
 async def serve(
     runtime: Runtime,
-    ranks: Sequence[AttentionRank],
-    devices: Sequence[MoEDevice],
+    ranks: Sequence[attention.Rank],
+    devices: Sequence[experts.Device],
     loops: tuple[AttentionLoop, ExpertsLoop] = (attention.serve, experts.serve),
 ) -> None:
     """Run D * T attention loops and E MoE loops until one fails or the runtime closes.

@@ -16,10 +16,11 @@ import torch
 from ray.util.placement_group import placement_group_table
 from transformers import AutoModelForCausalLM
 
-from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
+from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, running_names
 from asap_ray.batch import Batch, Request
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, DeviceLost
+from asap_ray.messages import Registration
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -47,6 +48,18 @@ async def first_tokens(instance: PrefillInstance, group: int) -> dict[str, int]:
     for answer in await asyncio.gather(*map(ask, batches)):
         answers |= answer
     return answers
+
+
+async def pids(config: ServeConfig) -> list[int]:
+    """The processes of an instance's actors."""
+    actors = [ray.get_actor(name, namespace="serve") for name in running_names(config.name)]
+    return [await actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors]
+
+
+async def looked_after(instance: PrefillInstance) -> None:
+    """Ask after the devices once, as a frontend does every second."""
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(instance.watch(), 1.5)
 
 
 @pytest.fixture(scope="module")
@@ -85,25 +98,20 @@ def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) ->
 
     run(come_and_go())
 
-    alive = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
     groups = [each for each in placement_group_table().values() if each["state"] != "REMOVED"]
-    assert ([name for name in alive if name in group_names(config) + device_names(config)], groups) == ([], [])
+    assert (running_names(config.name), groups) == ([], [])
 
 
 def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config: MakeConfig) -> None:
     """The actors outlive their frontend: the next one finds the same processes."""
     config = make_config("again", 1, 1, 2)
 
-    async def pids() -> list[int]:
-        actors = [ray.get_actor(name, namespace="serve") for name in group_names(config) + device_names(config)]
-        return [await actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors]
-
     async def attach_twice() -> tuple[list[int], list[int]]:
         first, second = PrefillInstance(config), PrefillInstance(config)
         await first.start()
-        before = await pids()
+        before = await pids(config)
         await second.start()
-        after = await pids()
+        after = await pids(config)
         await second.stop()
         return before, after
 
@@ -130,6 +138,70 @@ def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: M
             await instance.stop()
 
     assert run(lose_one()).startswith(device_names(config)[1])
+
+
+def test_another_configuration_does_not_attach(run: Run, make_config: MakeConfig) -> None:
+    """Actors of the same name with other settings are replaced: answers must come from what was configured."""
+    config = make_config("changed", 1, 1, 1)
+    changed = dataclasses.replace(config, prefill=dataclasses.replace(config.prefill, inflection_tokens=16))
+
+    async def change() -> tuple[list[int], list[int]]:
+        await PrefillInstance(config).start()
+        before = await pids(config)
+        after_change = PrefillInstance(changed)
+        await after_change.start()
+        after = await pids(changed)
+        await after_change.stop()
+        return before, after
+
+    before, after = run(change())
+    assert set(before) & set(after) == set()
+
+
+def test_a_leaving_frontend_does_not_end_what_another_uses(run: Run, make_config: MakeConfig) -> None:
+    """The old frontend of a redeploy drains beside the new one; its end must not take the devices along."""
+    config = make_config("shared", 1, 1, 1)
+
+    async def leave_one_by_one() -> tuple[bool, list[str]]:
+        old, new = PrefillInstance(config), PrefillInstance(config)
+        await old.start()
+        await new.start()
+        await looked_after(new)
+        await old.stop()
+        alive = len(await first_tokens(new, 0)) == len(PROMPTS)
+        await new.stop()
+        return alive, running_names(config.name)
+
+    assert run(leave_one_by_one()) == (True, [])
+
+
+def test_devices_nobody_asks_after_end_themselves(run: Run, make_config: MakeConfig) -> None:
+    """Detached actors do not outlive all interest: their lease runs out, and their places are free again."""
+    config = dataclasses.replace(make_config("orphan", 1, 1, 1), orphan_timeout_s=1.0)
+
+    async def abandon() -> list[str]:
+        instance = PrefillInstance(config)
+        await instance.start()
+        await looked_after(instance)
+        async with asyncio.timeout(30):
+            while running_names(config.name):
+                await asyncio.sleep(0.1)
+        return running_names(config.name)
+
+    assert run(abandon()) == []
+
+
+def test_the_handshake_names_two_that_differ() -> None:
+    """Devices that loaded another model do not join, and the field is named with both values."""
+    ours, theirs = (
+        Registration(
+            role="moe", index=0, tp_rank=0, pid=1, fd=2, num_bytes=3, epoch=4, node="n", fingerprint={"model": model}
+        )
+        for model in ("a", "b")
+    )
+
+    with pytest.raises(ConfigError, match="x:moe:0 and x:moe:1 differ in model: a and b"):
+        agree({"x:moe:0": ours, "x:moe:1": theirs})
 
 
 def test_too_few_devices_are_said_at_once(run: Run, make_config: MakeConfig) -> None:

@@ -167,11 +167,23 @@ def duty_rows(served: Served) -> int:
 
 
 def test_killing_everything_leaves_no_shared_memory(tiny_model: Path, tmp_path: Path) -> None:
-    """SIGKILL of every process at once, while it serves: /dev/shm is as it was."""
-    before = sorted(Path("/dev/shm").iterdir())
+    """SIGKILL of every process at once, while it serves: no buffer is mapped, /dev/shm is as it was."""
+    before = sorted(Path("/dev/shm").iterdir()), mapped_buffers()
     served = Served(tiny_model, tmp_path / "log")
     served.wait_until_ready()
+    assert mapped_buffers() > before[1]
 
     served.kill_everything()
 
-    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert eventually(lambda: (sorted(Path("/dev/shm").iterdir()), mapped_buffers()) == before)
+
+
+def mapped_buffers() -> int:
+    """Mappings of our memfd segments in all processes of the machine."""
+    count = 0
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            count += maps.read_text().count("memfd:asap-")
+        except OSError:
+            continue
+    return count

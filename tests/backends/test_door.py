@@ -72,7 +72,9 @@ def test_every_rank_of_a_group_sees_the_same_admissions() -> None:
     seen: dict[int, list[str]] = {0: [], 1: [], 2: []}
 
     def run(rank: int) -> None:
-        door = FollowedDoor(GlooCollective(store, rank, 3, deadline_s=20.0), leader if rank == 0 else None)
+        door = FollowedDoor(
+            GlooCollective(store, rank, 3, deadline_s=20.0, join_timeout_s=20.0), leader if rank == 0 else None
+        )
         occupied: tuple[Batch, ...] = ()
         try:
             while True:

@@ -181,7 +181,7 @@ class ToyInstance:
 
     def _build(
         self, toy: Toy, delay_s: Callable[[], float], passes: Passes
-    ) -> tuple[list[attention.AttentionRank], list[experts.MoEDevice]]:
+    ) -> tuple[list[attention.Rank], list[experts.Device]]:
         whole, layout = toy.whole, layout_of(toy.whole)
         degrees, limits = whole.parallel, whole.prefill
         native_layout = _native.Layout(**dataclasses.asdict(layout))
@@ -204,7 +204,7 @@ class ToyInstance:
                 if degrees.tp > 1:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
                 stage = ToyAttention(toy, collective, delay_s, passes)
-                ranks.append(attention.AttentionRank(self._runtime, comm, stage, door))
+                ranks.append(attention.Rank(self._runtime, comm, stage, door))
         for e in range(degrees.moe_devices):
             moe_port = _native.MoEComm(
                 layout=native_layout,
@@ -218,10 +218,10 @@ class ToyInstance:
             )
             self._runtime.on_close(moe_port.abort)
             moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)
-            devices.append(experts.MoEDevice(self._runtime, moe_comm, ToyExperts(toy, e, delay_s)))
+            devices.append(experts.Device(self._runtime, moe_comm, ToyExperts(toy, e, delay_s)))
         return ranks, devices
 
-    def _serve(self, ranks: list[attention.AttentionRank], devices: list[experts.MoEDevice]) -> None:
+    def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:
         try:
             drive(instance.serve(self._runtime, ranks, devices, self._loops))
         except Closed:
@@ -245,7 +245,7 @@ def collectives(size: int) -> list[Collective]:
     store, made = dist.HashStore(), {}
 
     def join(rank: int) -> None:
-        made[rank] = GlooCollective(store, rank, size, deadline_s=30.0)
+        made[rank] = GlooCollective(store, rank, size, deadline_s=30.0, join_timeout_s=30.0)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(size)]
     for thread in threads:
