@@ -8,6 +8,17 @@ namespace {
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
+// Written out only when something is wrong.
+struct Sender {
+  std::int64_t dp_group;
+  std::int64_t tp_rank;
+  std::int64_t slot;
+};
+
+void append(std::string& out, const Sender& sender) {
+  out += text("group ", sender.dp_group, " rank ", sender.tp_rank, " slot ", sender.slot);
+}
+
 template <class... Parts>
 void require(bool is_sound, const Parts&... parts) {
   if (!is_sound) throw CorruptMessage(text(parts...));
@@ -173,12 +184,10 @@ void MoEComm::read_headers(const Place& place, Item& item) const {
       item.sequence = sequence;
       item.epoch = header.epoch.load(std::memory_order_relaxed);
     }
-    const auto sender = [&] {
-      return text("group ", place.dp_group, " rank ", j, " slot ", place.slot);
-    };
-    require(layer >= 0 && layer < layout_.num_layers, sender(), ": layer=", layer, " is not in 0..",
+    const Sender sender{place.dp_group, j, place.slot};
+    require(layer >= 0 && layer < layout_.num_layers, sender, ": layer=", layer, " is not in 0..",
             layout_.num_layers - 1);
-    require(layer == item.layer && sequence == item.sequence, sender(), ": layer=", layer,
+    require(layer == item.layer && sequence == item.sequence, sender, ": layer=", layer,
             " sequence=", sequence, ", but rank 0 sent layer=", item.layer,
             " sequence=", item.sequence);
     read_header(place, j, item.ranks[at(j)]);
@@ -193,7 +202,7 @@ void MoEComm::read_header(const Place& place, std::int64_t j, RankPart& part) co
   part.reply_offset = message.header->reply_offset;
   part.num_rows_E.assign(message.num_rows_E, message.num_rows_E + num_local_experts());
 
-  const auto sender = text("group ", place.dp_group, " rank ", j, " slot ", place.slot);
+  const Sender sender{place.dp_group, j, place.slot};
   const std::int64_t halves = place.slot == 0 ? kNumSlots : 1;  // a solo batch fills both (3.3.2)
   require(part.num_rows >= 0 && part.num_rows <= halves * layout_.slot_rows, sender,
           ": num_rows=", part.num_rows, ", room for ", halves * layout_.slot_rows);
@@ -218,8 +227,8 @@ void MoEComm::read_row_idx(const Place& place, std::int64_t j, RankPart& part) c
   const Message message = view_.message(place.dp_group, j, place.slot);
   part.row_idx.assign(message.row_idx, message.row_idx + part.num_pairs);
   for (const std::int32_t row : part.row_idx) {
-    require(row >= 0 && row < part.num_rows, "group ", place.dp_group, " rank ", j, " slot ",
-            place.slot, ": row_idx=", row, ", num_rows=", part.num_rows);
+    require(row >= 0 && row < part.num_rows, Sender{place.dp_group, j, place.slot},
+            ": row_idx=", row, ", num_rows=", part.num_rows);
   }
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FLAGS = ["-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror", "-Icsrc/include"]
+FLAGS = ["-std=c++20", "-O1", "-g1", "-fno-var-tracking", "-pthread", "-Wall", "-Wextra", "-Werror", "-Icsrc/include"]
 
 
 def build(sanitizer: str) -> Path:

@@ -2,9 +2,10 @@
 // class.
 #pragma once
 
-#include <sstream>
+#include <concepts>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace asap {
 
@@ -28,12 +29,16 @@ struct Closed : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// How a value reads in a message; others join by an overload in this namespace.
+inline void append(std::string& out, std::string_view part) { out += part; }
+inline void append(std::string& out, std::integral auto part) { out += std::to_string(part); }
+
 // Its arguments, written one after the other.
 template <class... Parts>
 std::string text(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  std::string out;
+  (append(out, parts), ...);
+  return out;
 }
 
 }  // namespace asap
