@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,12 +37,16 @@ class ServeConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     start_timeout_s: float = 180.0
+    orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
-        if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
-            raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
+        if (
+            min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1
+            or min(self.start_timeout_s, self.orphan_timeout_s) <= 0
+        ):
+            raise ConfigError(f"threads, queue bounds and timeouts must be positive: {self}")
         if self.max_queued_tokens < self.prefill.max_tokens:
             raise ConfigError(
                 f"max_queued_tokens={self.max_queued_tokens} must admit one longest prompt, "
@@ -61,7 +66,11 @@ def config_from(mapping: Mapping[str, Any]) -> ServeConfig:
 
 def config_to(config: ServeConfig) -> dict[str, Any]:
     """The inverse of `config_from`, of plain dicts, strings and numbers."""
-    return dataclasses.asdict(config)
+    return dataclasses.asdict(config, dict_factory=_plain)
+
+
+def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: value.value if isinstance(value, enum.Enum) else value for key, value in items}
 
 
 def fingerprint_of(config: ServeConfig, model_fingerprint: str) -> dict[str, str]:
