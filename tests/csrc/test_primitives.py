@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from asap_ray.spec import NUM_SLOTS, Combine, RowType
 from tests.csrc.world import PATIENCE_S, SLOT_ROWS, World
@@ -142,3 +143,23 @@ def test_round_robin_serves_every_group(world: World) -> None:
 
     assert order("round_robin") == [0, 1, 2]
     assert order("lowest_first") == [0, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("row_type", [RowType.BFLOAT16, RowType.FLOAT16])
+def test_rows_are_rounded_to_nearest_even(row_type: RowType, seed: int) -> None:
+    """Random float32 bit patterns, subnormal and infinite ones included, become what torch makes of them."""
+    world = World(moe_devices=1, row_type=row_type, compute_type=row_type)
+    shape = (NUM_SLOTS * SLOT_ROWS, world.layout.hidden)
+    bits = np.random.default_rng(seed).integers(0, 2**32, shape, dtype=np.uint32)
+    # Half of them near the range of float16, where random exponents rarely fall.
+    bits[::2] = bits[::2] & 0x8FFFFFFF | 0x30000000
+    hidden_SH = np.where(np.isnan(bits.view(np.float32)), np.float32(np.inf), bits.view(np.float32))
+    expert_ids_SK = np.tile(np.arange(3, dtype=np.int32), (len(hidden_SH), 1))
+    weights_SK = np.ones(expert_ids_SK.shape, dtype=np.float32)
+
+    world.ranks[0][0].async_dispatch_send(0, 0, hidden_SH, expert_ids_SK, weights_SK, PATIENCE_S)
+    rows_RH = world.devices[0].async_dispatch_recv(PATIENCE_S).rows
+
+    expected = torch.from_numpy(hidden_SH).to(getattr(torch, row_type)).view(torch.uint16).numpy()
+    np.testing.assert_array_equal(rows_RH[: len(hidden_SH)], expected)
