@@ -4,9 +4,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 
 from asap_ray.batch import Request, Sampling, Token
+
+GREEDY_BELOW: Final = 1e-5
+"""A temperature below this leaves the likeliest token alone; dividing float32 by it would not be finite."""
 
 
 class Sampler:
@@ -15,17 +20,21 @@ class Sampler:
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._random = torch.Generator()
-        if sampling.temperature > 0:
+        if sampling.temperature >= GREEDY_BELOW:
             if sampling.seed is None:
                 self._random.seed()
             else:
                 self._random.manual_seed(sampling.seed)
 
     def choose(self, logits_V: torch.Tensor) -> int:
-        """The next token id: the likeliest at temperature 0, else drawn from the top_p nucleus."""
-        if self._sampling.temperature <= 0:
+        """The next token id: the likeliest where temperature vanishes, else drawn from the top_p nucleus.
+
+        Finite logits never fail: an error here would end the group for every other request.
+        """
+        if self._sampling.temperature < GREEDY_BELOW:
             return int(logits_V.argmax())
-        probs_V, ids_V = torch.softmax(logits_V / self._sampling.temperature, dim=-1).sort(descending=True)
+        scaled_V = (logits_V - logits_V.max()) / self._sampling.temperature  # 0 for the likeliest, however it divides
+        probs_V, ids_V = torch.softmax(scaled_V, dim=-1).sort(descending=True)
         beyond_V = probs_V.cumsum(-1) - probs_V >= self._sampling.top_p
         beyond_V[0] = False  # top_p=0 keeps the likeliest
         probs_V[beyond_V] = 0

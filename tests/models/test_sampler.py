@@ -6,11 +6,14 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from asap_ray.batch import Request, Sampling
 from asap_ray.models.sampler import Sampler, token_of
 
 LOGITS = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+FLOAT32 = torch.finfo(torch.float32).max
 
 
 def drawn(count: int, **sampling: float | int) -> list[int]:
@@ -83,3 +86,30 @@ def test_an_answer_ends_at_a_stop_token_or_its_length(
     token = token_of(request(max_tokens=3, stop_token_ids=(1,)), token_id, num_generated, LOGITS)
 
     assert token.finish_reason == finish_reason
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    logits=st.lists(st.floats(-FLOAT32, FLOAT32, width=32) | st.sampled_from([FLOAT32, -FLOAT32]), min_size=1),
+    temperature=st.floats(0, 2) | st.sampled_from([5e-324, 1e-300, 1e-45, 1e-5]),
+    top_p=st.floats(0, 1, exclude_min=True) | st.sampled_from([5e-324, 1.0]),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    num_logprobs=st.none() | st.integers(0, 20),
+)
+def test_no_legal_request_can_fail(
+    logits: list[float], temperature: float, top_p: float, seed: int | None, num_logprobs: int | None
+) -> None:
+    """Whatever finite logits meet whatever a client may ask; an error here would end the whole instance."""
+    asked = request(temperature=temperature, top_p=top_p, seed=seed, num_logprobs=num_logprobs)
+    logits_V = torch.tensor(logits)
+    chosen = Sampler(asked.sampling).choose(logits_V)
+    token = token_of(asked, chosen, 1, logits_V)
+
+    assert 0 <= chosen < len(logits)
+    assert len(token.top_logprobs) == min(num_logprobs or 0, len(logits))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 9e-6])
+def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
+    """Dividing by it would leave nothing to draw from."""
+    assert set(drawn(20, temperature=temperature, seed=1)) == {0}
