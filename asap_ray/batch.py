@@ -27,6 +27,15 @@ class Request:
     token_ids: bytes = b""
     sampling: Sampling = field(default_factory=Sampling)
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens whose keys and values stay in memory while its answer is decoded; none for a single token.
+
+        Room for the whole answer is taken at the start, so that no decode step can fail for want of it. The last
+        token is never attended.
+        """
+        return 0 if self.sampling.max_tokens == 1 else self.num_tokens + self.sampling.max_tokens - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

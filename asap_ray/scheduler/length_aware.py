@@ -23,6 +23,7 @@ class LengthAwareBatcher:
 
     A batch is closed once it has `inflection_tokens`, once the next request does not fit under
     `solo_tokens`, or once its oldest request waited `max_wait_s`. A longer request is a batch alone.
+    So that memory is bounded, the `kv_tokens` of a batch are at most `max_tokens`, unless a single request has more.
     """
 
     def __init__(self, prefill: PrefillSpec) -> None:
@@ -98,12 +99,12 @@ class LengthAwareBatcher:
     def _cut(self, skip: int) -> tuple[Batch, bool]:
         """The forming batch, and whether its tokens alone close it."""
         requests: list[Request] = []
-        num_tokens = 0
+        num_tokens = kv_tokens = 0
         for request in self._behind(skip):
-            if requests and self._prefill.is_solo(num_tokens + request.num_tokens):
+            num_tokens, kv_tokens = num_tokens + request.num_tokens, kv_tokens + request.kv_tokens
+            if requests and (self._prefill.is_solo(num_tokens) or kv_tokens > self._prefill.max_tokens):
                 return Batch(tuple(requests)), True
             requests.append(request)
-            num_tokens += request.num_tokens
             if num_tokens >= self._prefill.inflection_tokens:
                 return Batch(tuple(requests)), True
         return Batch(tuple(requests)), False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asap_ray.batch import Batch, Request
+from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.errors import RequestError
 from asap_ray.scheduler.length_aware import LengthAwareBatcher
 from asap_ray.spec import PrefillSpec
@@ -45,6 +45,25 @@ def names(batch: Batch | None) -> str:
 def test_batch_closes_by_its_tokens(lengths: tuple[int, ...], expected: str) -> None:
     """At the moment of arrival, tokens alone decide whether a batch is closed."""
     assert names(queue(*lengths).peek(now=0.0)) == expected
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(29, "ab"), (30, "a"), (200, "a")])
+def test_batch_closes_before_its_keys_and_values_exceed_the_longest_batch(max_tokens: int, expected: str) -> None:
+    """Prompts of 4 whose answers are decoded keep 3 + max_tokens each: two of 32 are 64, and one alone may be more."""
+    sampling = Sampling(max_tokens=max_tokens)
+    batcher = LengthAwareBatcher(PREFILL)
+    for name in "ab":
+        batcher.push(Request(request_id=name, num_tokens=4, arrival_s=0.0, sampling=sampling), now=0.0)
+
+    assert names(batcher.peek(now=0.0)) == expected
+
+
+@pytest.mark.parametrize(("max_tokens", "kv_tokens"), [(1, 0), (2, 5), (100, 103)])
+def test_an_answer_of_one_token_keeps_no_keys_and_values(max_tokens: int, kv_tokens: int) -> None:
+    """A longer one keeps those of its prompt of 4 and of all its tokens but the last, which is never attended."""
+    sampling = Sampling(max_tokens=max_tokens)
+
+    assert Request(request_id="r", num_tokens=4, arrival_s=0.0, sampling=sampling).kv_tokens == kv_tokens
 
 
 def test_batch_closes_when_its_oldest_request_waited_enough() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asap_ray.batch import Request
+from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.spec import NUM_SLOTS, PrefillSpec
 
@@ -22,6 +22,7 @@ class Workload:
 
     num_groups: int
     arrivals: list[tuple[float, int]]  # (gap in seconds, tokens)
+    answers: list[int]  # max_tokens of the requests, over and over
     token_s: float  # a batch takes this long per token
     lost_batches: frozenset[int]  # these assignments, by number, end in a requeue
 
@@ -45,6 +46,7 @@ workloads = st.builds(
         ),
         max_size=40,
     ),
+    answers=st.lists(st.sampled_from([1, 1, 2, 20, 100]), min_size=1, max_size=7),
     token_s=st.sampled_from([1e-4, 1e-3, 1e-2]),
     lost_batches=st.just(frozenset()),
 )
@@ -57,7 +59,8 @@ def drive(workload: Workload) -> Run:
     due, arrivals = 0.0, []
     for index, (gap_s, num_tokens) in enumerate(workload.arrivals):
         due += gap_s
-        arrivals.append(Request(request_id=str(index), num_tokens=num_tokens, arrival_s=due))
+        sampling = Sampling(max_tokens=workload.answers[index % len(workload.answers)])
+        arrivals.append(Request(request_id=str(index), num_tokens=num_tokens, arrival_s=due, sampling=sampling))
     ends: list[tuple[float, int, Assignment]] = []  # (time, number, assignment)
     while arrivals or ends or policy.num_queued:
         wake_at = policy.wake_at(now)
@@ -101,6 +104,13 @@ def _check_limits(policy: DualBatchScheduler, num_groups: int) -> None:
             solo = batch.num_tokens > PREFILL.solo_tokens
             assert batch.num_tokens <= PREFILL.max_tokens
             assert not solo or (len(batches) == 1 and len(batch.requests) == 1)
+            assert _kv_tokens(batch) <= PREFILL.max_tokens or len(batch.requests) == 1
+
+
+def _kv_tokens(batch: Batch) -> int:
+    """Tokens whose keys and values the batch keeps until its answers are whole."""
+    longer = [each for each in batch.requests if each.sampling.max_tokens > 1]
+    return sum(each.num_tokens + each.sampling.max_tokens - 1 for each in longer)
 
 
 def batch_names(run: Run) -> list[list[int]]:
@@ -119,7 +129,7 @@ def test_every_request_finishes_exactly_once(workload: Workload) -> None:
 @given(workloads, st.frozensets(st.integers(0, 10)))
 def test_lost_batches_finish_too(workload: Workload, lost_batches: frozenset[int]) -> None:
     """A requeued request runs again, and finishes once."""
-    lossy = Workload(workload.num_groups, workload.arrivals, workload.token_s, lost_batches)
+    lossy = replace(workload, lost_batches=lost_batches)
 
     finished = sorted(int(name) for name in drive(lossy).finished)
 
@@ -149,7 +159,7 @@ def test_a_solo_never_overtakes(workload: Workload) -> None:
 @given(st.lists(st.integers(1, 32), max_size=30))
 def test_light_load_waits_no_longer_than_max_wait(lengths: list[int]) -> None:
     """When every request finds idle groups, it starts within max_wait_s."""
-    run = drive(Workload(2, [(0.1, num_tokens) for num_tokens in lengths], 1e-4, frozenset()))
+    run = drive(Workload(2, [(0.1, num_tokens) for num_tokens in lengths], [1], 1e-4, frozenset()))
 
     for started_s, assignment in run.assignments:
         for request in assignment.batch.requests:
@@ -160,7 +170,7 @@ def test_a_stream_of_short_requests_does_not_starve_a_solo() -> None:
     """Two groups kept full by short batches: the solo starts once its group has drained."""
     arrivals = [(0.001, 8)] * 100 + [(0.0, 64)] + [(0.001, 8)] * 300
 
-    run = drive(Workload(2, arrivals, token_s=0.01, lost_batches=frozenset()))
+    run = drive(Workload(2, arrivals, [1], token_s=0.01, lost_batches=frozenset()))
 
     order = [batch[0] for batch in batch_names(run)]
     solo_idx = order.index(100)
@@ -201,4 +211,4 @@ def test_crowd_at_one_moment_is_served(num_groups: int) -> None:
     """Two hundred requests at once, of every length, all finish."""
     arrivals = [(0.0, 1 + 7 * number % 64) for number in range(200)]
 
-    assert len(drive(Workload(num_groups, arrivals, 1e-3, frozenset())).finished) == 200
+    assert len(drive(Workload(num_groups, arrivals, [1], 1e-3, frozenset())).finished) == 200
