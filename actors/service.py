@@ -96,19 +96,13 @@ class PrefillService:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Groups that failed a batch, and why; none of them is used before its `mark_up`."""
+        """Groups that failed a batch, and why; none of them is used again by this service."""
         return tuple(f"group {group} ({reason})" for group, reason in self._lost.items())
 
     def check_ready(self) -> None:
         """Raise Unavailable, naming who is missing, unless every device serves."""
         if missing := self.missing():
             raise Unavailable(f"not ready: {', '.join(missing)}")
-
-    def mark_up(self, group: int) -> None:
-        """A lost group serves again."""
-        self._lost.pop(group, None)
-        self._scheduler.mark_up(group)
-        self._dispatch()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
@@ -131,7 +125,9 @@ class PrefillService:
         finally:
             for request in requests:
                 self._waiting.pop(request.request_id, None)
-                self._scheduler.cancel(request.request_id)
+            cancelled = [self._scheduler.cancel(request.request_id) for request in requests]
+            if any(cancelled):
+                self._dispatch()  # what waited behind a solo may start now
 
     async def close(self) -> None:
         """Refuse what is new, fail what is queued, let what runs finish for one deadline."""
@@ -219,7 +215,7 @@ class PrefillService:
             is_first = False
 
     def _lose(self, group: int, batch: Batch, error: Exception) -> None:
-        """A group that failed once is not trusted again until `mark_up`; nobody waits for it."""
+        """A group that failed once is not trusted again; nobody waits for it."""
         _log.error("group %d failed", group, exc_info=error)
         reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
         self._lost[group] = reason

@@ -1,8 +1,8 @@
 """Dual-batch interleaving (3.3.2): which batch runs on which DP group, two at a time.
 
 A pure policy: time is an argument, and nothing here waits. The caller runs what `assign` returns,
-ends every assignment with `done` or `requeue`, and calls `assign` again then, after `submit`, and
-at `wake_at`.
+ends every assignment with `done` or `requeue`, and calls `assign` again then, after `submit` and
+`cancel`, and at `wake_at`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ class DualBatchScheduler:
         self._queue.push(request, now)
 
     def cancel(self, request_id: str) -> bool:
-        """Drop a request if it still waits; whether it did. A running batch finishes."""
+        """Drop a request if it still waits; whether it did. A running batch finishes.
+
+        A group that was kept for it is free for what came later.
+        """
         return self._queue.remove(request_id)
 
     def assign(self, now: float) -> list[Assignment]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,9 +46,9 @@ async def fill(service: PrefillService, groups: EchoGroups) -> list[asyncio.Task
     return tasks
 
 
-async def queue(service: PrefillService, name: str) -> asyncio.Task[list[TokenEvent]]:
+async def queue(service: PrefillService, name: str, num_tokens: int = 20) -> asyncio.Task[list[TokenEvent]]:
     """One more client; it has queued its prompt when this returns."""
-    task = asyncio.create_task(tokens_of(service, [request(name)]))
+    task = asyncio.create_task(tokens_of(service, [request(name, num_tokens)]))
     await asyncio.sleep(0)  # a task runs up to its first wait
     return task
 
@@ -118,6 +117,27 @@ def test_a_client_that_leaves_the_queue_is_never_run(
     assert asyncio.run(scenario()) == ["staying"]
 
 
+def test_a_solo_that_leaves_the_queue_lets_go_of_its_group(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """A slot is free but kept for a solo prompt; when its client leaves, the prompt behind it starts at once."""
+
+    async def scenario() -> list[str]:
+        service = PrefillService(config, model, gated)
+        tasks = [await queue(service, f"running-{k}") for k in range(3)]
+        solo = await queue(service, "solo", num_tokens=40)
+        tasks.append(await queue(service, "behind"))
+        solo.cancel()
+        await asyncio.gather(solo, return_exceptions=True)
+        await asyncio.sleep(0)  # the batch reaches its group
+        started = [r.request_id for batch in gated.batches for r in batch.requests]
+        open_gate(gated)
+        await asyncio.gather(*tasks)
+        return started
+
+    assert asyncio.run(scenario()) == ["running-0", "running-1", "running-2", "behind"]
+
+
 def test_a_client_that_leaves_a_running_batch_lets_it_finish(
     config: ServeConfig, model: ServedModel, gated: EchoGroups
 ) -> None:
@@ -182,21 +202,6 @@ def test_without_any_group_nobody_stays_in_the_queue(
     assert [type(outcome) for outcome in asyncio.run(scenario())] == [Unavailable] * 5
 
 
-def test_a_group_comes_back(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
-    """After `mark_up` it is trusted again."""
-    groups.failure = DeviceLost("moe 1 is gone")
-
-    async def scenario() -> int:
-        service = PrefillService(config, model, groups)
-        with pytest.raises(Unavailable):
-            await tokens_of(service, [request("first")])
-        groups.failure = None
-        service.mark_up(0)
-        return len(await tokens_of(service, [request("second")]))
-
-    assert asyncio.run(scenario()) == 1
-
-
 def test_an_unexpected_error_tells_its_kind_only(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
     """What it says may hold paths or weights; the log has it."""
     groups.failure = RuntimeError("/secret/path")
@@ -215,11 +220,13 @@ def test_a_batch_that_ends_early_leaves_nobody_waiting(
         asyncio.run(tokens_of(PrefillService(config, model, groups), [request("first", max_tokens=3)]))
 
 
-def test_every_wait_has_a_deadline(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
-    """20 deadlines without a token, here 20 ms, end a request."""
-    impatient = dataclasses.replace(config, prefill=dataclasses.replace(config.prefill, deadline_s=0.001))
+def test_every_wait_has_a_deadline(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some deadlines without a token end a request; here 0.002 of one of 10 s."""
+    monkeypatch.setattr("asap_ray.actors.service._DEADLINES", 0.002)
     with pytest.raises(Unavailable, match=r"within 0\.02 s"):
-        asyncio.run(tokens_of(PrefillService(impatient, model, gated), [request("first")]))
+        asyncio.run(tokens_of(PrefillService(config, model, gated), [request("first")]))
 
 
 def test_stopping_finishes_what_runs_and_refuses_the_rest(
