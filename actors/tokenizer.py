@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,7 @@ class Tokenizer:
         names = {**self._special, **options, "messages": messages, "add_generation_prompt": True}
         try:
             return self._template.render(names)
-        except (TemplateError, TypeError, ValueError) as error:
+        except Exception as error:  # a template is a program, and a client chooses its names
             raise RequestError(f"the chat template refuses these messages: {error}", "messages") from None
 
 
@@ -114,58 +115,68 @@ def load_tokenizer(directory: Path) -> Tokenizer | None:
     Raises:
         ConfigError: a file is there and cannot be read; names it.
     """
-    path = directory / "tokenizer.json"
+    path, config_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
+    template_path = directory / "chat_template.jinja"
     if not path.exists():
         return None
-    try:
+    with _reading(path):
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower type
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    backend.no_truncation()
-    backend.no_padding()
-    config = _read_json(directory / "tokenizer_config.json")
-    special = {name: _text(config[name]) for name in config if name.endswith("_token") and config[name]}
-    return Tokenizer(backend, _template(directory, config), special)
+        backend.no_truncation()
+        backend.no_padding()
+        if not backend.get_vocab():
+            raise ValueError("its vocabulary is empty")
+    with _reading(config_path):
+        config = _json_object(config_path) if config_path.exists() else {}
+        special = _special(config)
+    if template_path.exists():
+        with _reading(template_path):
+            return Tokenizer(backend, _compiled(template_path.read_text(encoding="utf-8")), special)
+    with _reading(config_path):
+        return Tokenizer(backend, _template(config.get("chat_template")), special)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty if the file is missing.
-
-    Raises:
-        ConfigError: the file is no JSON object.
-    """
-    if not path.exists():
-        return {}
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file, its name is told."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+        yield
+    except Exception as error:  # the libraries raise no narrower type
+        raise ConfigError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise ConfigError(f"cannot read {path}: an object was expected")
+        raise ValueError("an object was expected")
     return content
 
 
-def _text(token: Any) -> str:
-    """Special tokens are strings, or objects with their string inside."""
-    return str(token["content"] if isinstance(token, dict) else token)
+def _special(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, strings or objects with a string inside; `add_bos_token` is a switch, and neither."""
+    texts: dict[str, str] = {}
+    for name, token in config.items():
+        if name.endswith("_token") and isinstance(token, str | dict):
+            text = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(text, str):
+                raise ValueError(f"{name} has no text as its content")
+            texts[name] = text
+    return texts
 
 
-def _template(directory: Path, config: Mapping[str, Any]) -> Template | None:
-    path = directory / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.exists() else config.get("chat_template")
-    if isinstance(source, list):  # several, by name
+def _template(source: Any) -> Template | None:
+    """The template of a configuration, which may hold several by name."""
+    if isinstance(source, list):
         source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-    if source is None:
-        return None
+    return None if source is None else _compiled(source)
+
+
+def _compiled(source: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.globals["raise_exception"] = _refuse
     environment.filters["tojson"] = _to_json
-    try:
-        return environment.from_string(source)
-    except TemplateError as error:
-        raise ConfigError(f"the chat template of {directory} does not compile: {error}") from None
+    return environment.from_string(source)
 
 
 def _refuse(message: str) -> None:

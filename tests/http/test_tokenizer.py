@@ -116,6 +116,9 @@ def test_the_default_of_several_templates_is_taken(copy: Path) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages.append(1) }}", "unsafe|not callable|not safely callable"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ 1 // 0 }}", "division"),
+        ("{{ range(10**9) }}", "Range too big"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "recursion"),
     ],
 )
 def test_a_template_may_refuse_but_not_reach_out(copy: Path, template: str, reason: str) -> None:
@@ -138,12 +141,49 @@ def test_no_template_means_no_chat(copy: Path) -> None:
         tokenizer.apply_chat_template(MESSAGES, {})
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_an_unreadable_file_is_named(copy: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", b"{% {"),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b'{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "a"}}'),
+        ("tokenizer_config.json", b"{% {"),
+        ("tokenizer_config.json", b"\xff"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b'{"eos_token": {"special": true}}'),
+        ("tokenizer_config.json", b'{"chat_template": 3}'),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+        ("tokenizer_config.json", b'{"chat_template": "{% {"}'),
+        ("chat_template.jinja", b"{% {"),
+        ("chat_template.jinja", b"\xff"),
+    ],
+)
+def test_an_unreadable_file_is_named(copy: Path, name: str, content: bytes) -> None:
     """At start-up, not at the first request."""
-    (copy / name).write_text("{% {")
-    with pytest.raises(ConfigError, match=rf"{name}|chat template of"):
+    (copy / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"cannot read {copy / name}: "):
         load_tokenizer(copy)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_directory_in_place_of_a_file_is_named(copy: Path, name: str) -> None:
+    """As a wrong mount makes one."""
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).mkdir()
+    with pytest.raises(ConfigError, match=f"cannot read {copy / name}: "):
+        load_tokenizer(copy)
+
+
+def test_templates_know_special_tokens_only(copy: Path) -> None:
+    """Strings, or objects with a string inside; `add_bos_token` is a switch, no token."""
+    special = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None, "add_bos_token": True}
+    template = "{{ bos_token }}{{ eos_token }}{{ pad_token is defined }}{{ add_bos_token is defined }}"
+    (copy / "tokenizer_config.json").write_text(json.dumps(special | {"chat_template": template}))
+    tokenizer = load_tokenizer(copy)
+    assert tokenizer
+
+    assert tokenizer.apply_chat_template(MESSAGES, {}) == "<s></s>FalseFalse"
 
 
 def test_a_checkpoint_without_tokenizer_has_none(tmp_path: Path) -> None:
