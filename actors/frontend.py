@@ -66,7 +66,7 @@ class Routes:
         self._service = service
         self._model = service.model
         self._started = int(time.time())
-        self._max_prompt_tokens = min(service.config.prefill.max_tokens, self._model.max_model_len)
+        self._limits = service.limits
         self._max_body_bytes = _BYTES_PER_TOKEN * service.config.max_queued_tokens + _BODY_SLACK
 
     async def completions(self, http: HttpRequest) -> Response:
@@ -76,6 +76,7 @@ class Routes:
         self._check_model(body.model)
         if body.stop:
             self._tokenizer()  # without one no text can be searched
+        self._service.check_count(len(body.prompt))  # before millions of them take time
         prompts = [await self._token_ids(prompt) for prompt in body.prompt]
         answer = CompletionAnswer(self._model, body, [len(ids) for ids in prompts])
         return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))
@@ -100,7 +101,12 @@ class Routes:
         else:
             ids = await self._encode(body.prompt or "", body.add_special_tokens)
         spelled = [self._tokenizer().spelling(token_id) for token_id in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": self._max_prompt_tokens, "tokens": ids, "token_strs": spelled}
+        return {
+            "count": len(ids),
+            "max_model_len": self._limits.max_prompt_tokens,
+            "tokens": ids,
+            "token_strs": spelled,
+        }
 
     async def detokenize(self, http: HttpRequest) -> dict[str, str]:
         """Text of token ids."""
@@ -110,7 +116,7 @@ class Routes:
         return {"prompt": self._tokenizer().decode(body.tokens)}
 
     async def models(self) -> dict[str, Any]:
-        """The one model served; prompt and answer within its `max_model_len` are never refused for their length."""
+        """The one model served; a prompt within its `max_model_len` is never refused for its length."""
         return {"object": "list", "data": [self._model_card()]}
 
     async def one_model(self, name: str) -> dict[str, Any]:
@@ -155,7 +161,7 @@ class Routes:
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """In a thread: a long text would hold up every other client."""
         tokenizer = self._tokenizer()
-        return await asyncio.to_thread(tokenizer.encode, text, self._max_prompt_tokens, add_special_tokens)
+        return await asyncio.to_thread(tokenizer.encode, text, self._limits.max_prompt_tokens, add_special_tokens)
 
     async def _token_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -171,23 +177,17 @@ class Routes:
     def _requests(
         self, body: GenerationBody, answer: Answer, prompts: Sequence[list[int]], arrival_s: float
     ) -> list[Request]:
-        """One request a prompt, in their order."""
+        """One request a prompt, in their order; the service checks them."""
         return [
             Request(
                 request_id=answer.request_id(index),
                 num_tokens=len(ids),
                 arrival_s=arrival_s,
                 token_ids=np.asarray(ids, dtype="<i4").tobytes(),
-                sampling=body.sampling(self._model.end_token_ids, room=self._room(len(ids))),
+                sampling=body.sampling(self._model.end_token_ids, self._limits.longest_answer(len(ids))),
             )
             for index, ids in enumerate(prompts)
         ]
-
-    def _room(self, num_tokens: int) -> int:
-        """Tokens that may follow a prompt; the last one needs no position of its own."""
-        if not 1 <= num_tokens <= self._max_prompt_tokens:
-            raise RequestError(f"prompt has {num_tokens} tokens; the limit is 1 to {self._max_prompt_tokens}", "prompt")
-        return self._model.max_model_len - num_tokens + 1
 
     async def _generate(
         self, http: HttpRequest, body: GenerationBody, answer: Answer, requests: Sequence[Request]
@@ -209,7 +209,7 @@ class Routes:
             "owned_by": "asap-ray",
             "root": self._model.name,
             "parent": None,
-            "max_model_len": self._max_prompt_tokens,
+            "max_model_len": self._limits.max_prompt_tokens,
             "vocab_size": self._model.vocab_size,
             "permission": [],
         }

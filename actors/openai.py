@@ -11,13 +11,13 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
+from asap_ray.actors.limits import MAX_LOGPROBS, MAX_TEMPERATURE, SEEDS
 from asap_ray.batch import Sampling
 from asap_ray.errors import RequestError
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default for completions; ours for chat too, where theirs is no limit, as our decode is slow."""
 
-MAX_LOGPROBS: Final = 20
 MAX_STOPS: Final = 16
 
 _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
@@ -150,17 +150,17 @@ Messages = Annotated[list[Message], Field(min_length=1)]
 class GenerationBody(Body):
     """What completions and chat completions share."""
 
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     ignore_eos: bool = False
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=SEEDS.start, lt=SEEDS.stop)] | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(_stops)
     ] = []
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] = []
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS)] = []
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
@@ -170,16 +170,14 @@ class GenerationBody(Body):
         """See `Sampling.num_logprobs`."""
         raise NotImplementedError
 
-    def sampling(self, end_token_ids: tuple[int, ...], room: int) -> Sampling:
-        """What the engine needs to know of a prompt that leaves `room` for so many tokens.
+    def sampling(self, end_token_ids: tuple[int, ...], longest_answer: int) -> Sampling:
+        """What the engine needs to know; `Limits.check` refuses what is too long for it.
 
         Raises:
-            RequestError: `max_tokens` exceeds the room, or `min_tokens` cannot be kept.
+            RequestError: `min_tokens` cannot be kept.
         """
         asked = self.max_completion_tokens or self.max_tokens
-        if asked and asked > room:
-            raise RequestError(f"max_tokens={asked} exceeds {room}, the room after this prompt", "max_tokens")
-        max_tokens = asked or min(DEFAULT_MAX_TOKENS, room)
+        max_tokens = asked or max(1, min(DEFAULT_MAX_TOKENS, longest_answer))
         if self.min_tokens > (max_tokens if self.ignore_eos else 1):
             raise RequestError(
                 f"min_tokens={self.min_tokens} is not supported; at most 1, or max_tokens with ignore_eos", "min_tokens"

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from asap_ray.actors.limits import Limits
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
@@ -48,9 +49,12 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Ttft:
-    """The parts of one time to first token, in seconds (5.3). The rest of the total is the other slot's turn."""
+    """The parts of one time to first token, in seconds (5.3).
 
-    queue_s: float  # from arrival to a DP group
+    The rest of the total is the way to the group and back, the wait at its door, and the other slot's turns.
+    """
+
+    queue_s: float  # from arrival until the batch is handed to a DP group
     attention_s: float
     dispatch_s: float
     combine_s: float
@@ -77,6 +81,12 @@ class PrefillService:
     def __init__(self, config: ServeConfig, model: ServedModel, groups: Groups) -> None:
         self.config = config
         self.model = model
+        self.limits = Limits(
+            vocab_size=model.vocab_size,
+            max_prompt_tokens=min(config.prefill.max_tokens, model.max_model_len),
+            max_answer_tokens=config.max_answer_tokens,
+            max_model_len=model.max_model_len,
+        )
         self._groups = groups
         self._scheduler = DualBatchScheduler(
             config.prefill, groups.num_groups, config.max_queued_requests, config.max_queued_tokens
@@ -104,6 +114,26 @@ class PrefillService:
         if missing := self.missing():
             raise Unavailable(f"not ready: {', '.join(missing)}")
 
+    def check(self, request: Request) -> None:
+        """Refuse what no group could run; `generate` does so before it queues.
+
+        Raises:
+            RequestError: names the field, its value and the limit; or the id is in use.
+        """
+        self.limits.check(request)
+        self._scheduler.check(request)
+
+    def check_count(self, num_prompts: int) -> None:
+        """Refuse more prompts in one request than could ever be queued; a retry would not help.
+
+        Raises:
+            RequestError: names the number and the limit.
+        """
+        if num_prompts > self.config.max_queued_requests:
+            raise RequestError(
+                f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
+            )
+
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
 
@@ -112,8 +142,11 @@ class PrefillService:
         Raises:
             Unavailable: the instance is not ready, or lost a device on the way; nothing hangs.
             Overloaded: the queue is full.
-            RequestError: more than the queue could ever hold.
+            RequestError: see `check`; or more prompts than the queue could ever hold.
         """
+        self.check_count(len(requests))
+        for request in requests:  # before anything is undone below: a refused id may be another client's
+            self.check(request)
         events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()  # bounded by max_tokens of the requests
         try:
             self._submit(requests, events)
@@ -145,12 +178,10 @@ class PrefillService:
 
     def _submit(self, requests: Sequence[Request], events: asyncio.Queue[TokenEvent | AsapError]) -> None:
         self.check_ready()
-        num_tokens = sum(request.num_tokens for request in requests)
-        room = self.config.max_queued_requests, self.config.max_queued_tokens
-        if len(requests) > room[0] or (len(requests) > 1 and num_tokens > room[1]):
+        num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
+        if len(requests) > 1 and num_tokens > most_tokens:
             raise RequestError(
-                f"{len(requests)} prompts of {num_tokens} tokens in one request; "
-                f"the queue holds {room[0]} prompts and {room[1]} tokens",
+                f"{len(requests)} prompts of {num_tokens} tokens in one request; the queue holds {most_tokens}",
                 "prompt",
             )
         for request in requests:

@@ -36,6 +36,7 @@ class ServeConfig:
     threads: int = 1  # CPU threads of one device
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
+    max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
     start_timeout_s: float = 180.0
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
@@ -47,6 +48,8 @@ class ServeConfig:
             or min(self.start_timeout_s, self.orphan_timeout_s) <= 0
         ):
             raise ConfigError(f"threads, queue bounds and timeouts must be positive: {self}")
+        if self.max_answer_tokens < 1:
+            raise ConfigError(f"max_answer_tokens={self.max_answer_tokens} must be at least 1, the first token")
         if self.max_queued_tokens < self.prefill.max_tokens:
             raise ConfigError(
                 f"max_queued_tokens={self.max_queued_tokens} must admit one longest prompt, "

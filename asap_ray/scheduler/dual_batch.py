@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from asap_ray.batch import Batch, Request
-from asap_ray.errors import ConfigError, Overloaded
+from asap_ray.errors import ConfigError, Overloaded, RequestError
 from asap_ray.scheduler.drain_rate import DrainRate
 from asap_ray.scheduler.length_aware import LengthAwareBatcher
 from asap_ray.spec import NUM_SLOTS, PrefillSpec
@@ -89,14 +89,25 @@ class DualBatchScheduler:
         """Batches assigned to a group and not ended yet."""
         return tuple(self._groups[group].in_flight)
 
+    def check(self, request: Request) -> None:
+        """Refuse what could never be queued, or not beside what is queued or runs.
+
+        Raises:
+            RequestError: the length is not in 1..max_tokens, or the id is in use.
+        """
+        self._queue.check(request)
+        running = (each for group in self._groups for batch in group.in_flight for each in batch.requests)
+        if any(each.request_id == request.request_id for each in running):
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+
     def submit(self, request: Request, now: float) -> None:
         """Queue a request.
 
         Raises:
             Overloaded: the queue is full; says when it will have drained.
-            RequestError: the length is not in 1..max_tokens, or the id already waits.
+            RequestError: see `check`.
         """
-        self._queue.check(request)
+        self.check(request)
         if (
             self.num_queued >= self._max_queued_requests
             or self.num_queued_tokens + request.num_tokens > self._max_queued_tokens

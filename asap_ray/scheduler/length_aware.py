@@ -53,7 +53,7 @@ class LengthAwareBatcher:
                 param="prompt",
             )
         if request.request_id in self._waiting:
-            raise RequestError(f"request id {request.request_id!r} is already queued", param="request_id")
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
 
     def push(self, request: Request, now: float) -> None:
         """Append a request that passed `check`."""

@@ -95,9 +95,12 @@ def test_prompts_of_one_client_are_queued_all_or_none(
 def test_more_prompts_than_the_queue_holds_are_the_clients_mistake(
     config: ServeConfig, model: ServedModel, groups: EchoGroups
 ) -> None:
-    """A retry would not help, so it is no Overloaded."""
-    with pytest.raises(RequestError, match="5 prompts of 100 tokens"):
-        asyncio.run(tokens_of(PrefillService(config, model, groups), [request(str(k)) for k in range(5)]))
+    """A retry would not help, so it is no Overloaded: the queue holds 4 prompts, and 128 tokens."""
+    service = PrefillService(config, model, groups)
+    with pytest.raises(RequestError, match="5 prompts in one request; the queue holds 4"):
+        asyncio.run(tokens_of(service, [request(str(k)) for k in range(5)]))
+    with pytest.raises(RequestError, match="3 prompts of 150 tokens in one request; the queue holds 128"):
+        asyncio.run(tokens_of(service, [request(str(k), num_tokens=50) for k in range(3)]))
 
 
 def test_a_client_that_leaves_the_queue_is_never_run(

@@ -220,6 +220,18 @@ def test_too_long_prompt_is_refused_even_when_the_queue_is_full() -> None:
         submit(policy, 65)
 
 
+def test_an_id_in_use_is_refused() -> None:
+    """Two requests of one id could not be told apart, queued or running."""
+    policy = scheduler()
+    submit(policy, 8)
+    policy.assign(0.0)
+
+    with pytest.raises(RequestError, match="'0:8' is in use") as caught:
+        submit(policy, 8)
+
+    assert caught.value.param == "request_id"
+
+
 def test_queue_must_admit_the_longest_prompt() -> None:
     """A bound below max_tokens would refuse a legal prompt for ever."""
     with pytest.raises(ConfigError, match="max_queued_tokens=63 is below max_tokens=64"):

@@ -113,5 +113,5 @@ def test_impossible_length_is_refused(num_tokens: int) -> None:
 
 def test_duplicate_id_is_refused() -> None:
     """Two queued requests of one id could not be told apart."""
-    with pytest.raises(RequestError, match="'a' is already queued"):
+    with pytest.raises(RequestError, match="'a' is in use"):
         queue(3).check(request("a", 1))
