@@ -12,7 +12,7 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from torch._C._distributed_c10d import TCPStore
 
-from asap_ray.actors.lease import Lease
+from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
@@ -50,10 +50,10 @@ class GroupRank:
         """Open the buffers of all MoE devices and start the loop of a rank j > 0."""
         self.serve(devices, FollowedDoor(self.collective, leader=None))
 
-    def serve(self, devices: bytes, door: BatchQueue, on_failure: Callable[[], None] = lambda: None) -> None:
+    def serve(self, devices: bytes, door: BatchQueue, on_end: Callable[[], None] = lambda: None) -> None:
         """Open the buffers of all MoE devices and start the loop behind `door`."""
         self._attention.connect(decode(Registrations, devices).devices)
-        self._loop = Loop(lambda: self._attention.serve(door), on_failure)
+        self._loop = Loop(lambda: self._attention.serve(door), on_end)
 
     def state(self) -> str:
         """`joining`, `serving`, `stopped`, or what failed."""
@@ -89,7 +89,7 @@ class AttentionGroup:
         ]
         self._rank = GroupRank(config, group, 0, store.port, epoch)
         self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
-        self._lease = Lease(served)
+        self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 
     async def register(self) -> bytes:
         """Where peers find the buffers of all T ranks, in the order of j."""
@@ -103,7 +103,7 @@ class AttentionGroup:
             door = FollowedDoor(self._rank.collective, self._leader)
         self._later = asyncio.get_running_loop().call_soon_threadsafe  # the device's loop is another thread
         await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
-        self._rank.serve(devices, door, on_failure=self._notice)
+        self._rank.serve(devices, door, on_end=self._notice)
 
     async def run(self, message: bytes) -> AsyncIterator[bytes]:
         """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
@@ -139,7 +139,6 @@ class AttentionGroup:
         """End the loops, unless another frontend uses them; whether they ended. Running batches fail."""
         if not self._lease.release(frontend):
             return False
-        self._fail_streams()
         await asyncio.gather(
             asyncio.to_thread(self._rank.stop), *[follower.stop.remote() for follower in self._followers]
         )

@@ -10,19 +10,14 @@ _log = logging.getLogger(__name__)
 
 
 class Loop:
-    """Runs `serve` until it returns; `failure` says what ended it otherwise."""
+    """Runs `serve` until it returns; `state` says whether it still does, and what ended it otherwise."""
 
-    def __init__(self, serve: Callable[[], None], on_failure: Callable[[], None] = lambda: None) -> None:
-        self.failure = ""
+    def __init__(self, serve: Callable[[], None], on_end: Callable[[], None] = lambda: None) -> None:
+        self.state = "serving"
         self._serve = serve
-        self._on_failure = on_failure
+        self._on_end = on_end
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
-
-    @property
-    def state(self) -> str:
-        """`serving`, `stopped`, or the failure."""
-        return self.failure or ("serving" if self._thread.is_alive() else "stopped")
 
     def join(self, timeout_s: float) -> None:
         """Wait for the loop to leave after its runtime was closed."""
@@ -31,7 +26,8 @@ class Loop:
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # crosses a thread: whoever reads `failure` raises
+            self.state = "stopped"
+        except BaseException as error:  # crosses a thread: whoever reads `state` raises
             _log.exception("the loop failed")
-            self.failure = f"{type(error).__name__}: {error}"
-            self._on_failure()
+            self.state = f"{type(error).__name__}: {error}"
+        self._on_end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from asap_ray.actors.lease import Lease
+from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.backends.host import HostMoE
 from asap_ray.config import ServeConfig, fingerprint_of
@@ -24,7 +24,7 @@ class MoEDevice:
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._moe = HostMoE(served, model, moe_device)
         self._loop: Loop | None = None
-        self._lease = Lease(served)
+        self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 
     def register(self) -> bytes:
         """Where peers find this device's buffer."""

@@ -40,7 +40,7 @@ def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup
         remove_placement_group(group)
         free = _count(ray.available_resources)
         raise ConfigError(
-            f"{parallel.num_devices} {RESOURCE} were not free on one node within {timeout_s:g} s: "
+            f"{parallel.num_devices} {RESOURCE} were not free on one node within {timeout_s:.1f} s: "
             f"{free:g} of the cluster's {total:g} are free"
         ) from None
     return group

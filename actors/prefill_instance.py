@@ -48,6 +48,8 @@ class PrefillInstance:
         self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
+        self._placement_id: Any = None
+        self._start_by_s = 0.0
 
     @property
     def num_groups(self) -> int:
@@ -65,6 +67,7 @@ class PrefillInstance:
             ConfigError: too few devices, or devices that disagree; names the differing field.
             Unavailable: somebody did not come up in time; names who, and why if it said so. All are stopped.
         """
+        self._start_by_s = asyncio.get_running_loop().time() + self._config.start_timeout_s
         try:
             if not await self._attach():
                 await clear_instance(self._config.name)
@@ -73,7 +76,7 @@ class PrefillInstance:
                 await self._warm()
         except Exception as error:
             self._missing = (f"start failed: {error}",)
-            await clear_instance(self._config.name)
+            await self._clear_own()
             raise
         self._missing = ()
 
@@ -115,7 +118,17 @@ class PrefillInstance:
         self._missing = ("the instance is stopping",)
         stopped = await self._ask(self._names, "stop", self._id, timeout_s=_STOP_S)
         if False not in stopped.values():
-            await clear_instance(self._config.name)
+            await self._clear_own()
+
+    async def _clear_own(self) -> None:
+        """End what is left of the devices this frontend started or attached to, never its successor's."""
+        with contextlib.suppress(ValueError):
+            if get_placement_group(self._config.name).id == self._placement_id:
+                await clear_instance(self._config.name)
+
+    def _left_s(self) -> float:
+        """Of the time to start."""
+        return max(0.0, self._start_by_s - asyncio.get_running_loop().time())
 
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
@@ -131,11 +144,13 @@ class PrefillInstance:
             return False
         fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
         registered = await self._registrations(_ANSWER_S)
+        self._placement_id = get_placement_group(self._config.name).id
         return all(rank.fingerprint == fingerprint for ranks in registered.values() for rank in ranks)
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
-        placement = await asyncio.to_thread(place, config.name, config.parallel, config.start_timeout_s)
+        placement = await asyncio.to_thread(place, config.name, config.parallel, self._left_s())
+        self._placement_id = placement.id
         kinds: list[tuple[type, int, int]]
         kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
         kinds += [(MoEDevice, e, 4) for e in range(config.parallel.moe_devices)]
@@ -156,14 +171,13 @@ class PrefillInstance:
 
     async def _join(self) -> None:
         """Collect registrations, compare fingerprints, hand out the peers' addresses, start the loops."""
-        deadline_s = self._config.start_timeout_s
-        registered = await self._registrations(deadline_s)
+        registered = await self._registrations(self._left_s())
         agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in registered.items() for rank in ranks})
         groups, devices = group_names(self._config), device_names(self._config)
         ranks = encode(Registrations(tuple(rank for name in groups for rank in registered[name])))
-        await self._demand(devices, "serve", deadline_s, ranks)
+        await self._demand(devices, "serve", self._left_s(), ranks)
         peers = encode(Registrations(tuple(registered[name][0] for name in devices)))
-        await self._demand(groups, "serve", deadline_s, peers)
+        await self._demand(groups, "serve", self._left_s(), peers)
 
     async def _registrations(self, timeout_s: float) -> dict[str, tuple[Registration, ...]]:
         replies = await self._demand(self._names, "register", timeout_s)
@@ -182,7 +196,7 @@ class PrefillInstance:
                 pass
 
         try:
-            async with asyncio.timeout(self._config.start_timeout_s):
+            async with asyncio.timeout(self._left_s()):
                 await asyncio.gather(*map(warm, range(self.num_groups)))
         except (TimeoutError, DeviceLost) as error:
             lost = await self._lost()  # who failed first is seldom who noticed
@@ -206,7 +220,7 @@ class PrefillInstance:
         try:
             return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
         except TimeoutError:
-            return Refusal(f"no answer within {timeout_s:g} s")
+            return Refusal(f"no answer within {timeout_s:.1f} s")
         except RayError as error:
             return Refusal(_reason(error))
 

@@ -15,7 +15,7 @@ MAX_TP: Final = 64
 """One 64-bit bitmap word has one bit per TP rank (3.2.1)."""
 
 
-MIN_DEADLINE_S: Final = 2.0
+MIN_TP_DEADLINE_S: Final = 2.0
 """An idle group's ranks hear from each other once a second."""
 
 
@@ -99,11 +99,8 @@ class PrefillSpec:
                 f"solo_tokens={self.solo_tokens} must be at most half of max_tokens={self.max_tokens}; "
                 "two batches in flight share the room of one"
             )
-        if self.max_wait_s < 0 or self.deadline_s < MIN_DEADLINE_S:
-            raise ConfigError(
-                f"max_wait_s={self.max_wait_s} must not be negative, "
-                f"deadline_s={self.deadline_s} must be at least {MIN_DEADLINE_S}"
-            )
+        if self.max_wait_s < 0 or self.deadline_s <= 0:
+            raise ConfigError(f"max_wait_s={self.max_wait_s} and deadline_s={self.deadline_s} must be positive")
 
     def is_solo(self, num_tokens: int) -> bool:
         """Whether a batch this long runs alone in its group (3.3.2)."""
@@ -124,6 +121,8 @@ class Instance:
                 f"moe_devices={self.parallel.moe_devices} exceeds num_experts={self.model.num_experts}; "
                 "a device without experts has nothing to do"
             )
+        if self.parallel.tp > 1 and self.prefill.deadline_s < MIN_TP_DEADLINE_S:
+            raise ConfigError(f"deadline_s={self.prefill.deadline_s} with tp > 1 must be at least {MIN_TP_DEADLINE_S}")
 
     def experts_of(self, moe_device: int) -> range:
         """Global ids of the experts on one MoE device: contiguous, sizes differing by at most one."""

@@ -1,0 +1,37 @@
+"""The lease of a device: it runs out, it is renewed, and it says who else holds it."""
+
+from __future__ import annotations
+
+import threading
+
+from asap_ray.actors.lease import Lease
+
+LONG_S = 60.0
+
+
+def test_a_lease_nobody_renews_runs_out() -> None:
+    """Devices that no frontend asks after end themselves."""
+    expired = threading.Event()
+
+    Lease(0.01, LONG_S, expired.set)
+
+    assert expired.wait(LONG_S)
+
+
+def test_a_renewal_can_bring_the_end_nearer() -> None:
+    """The first lease covers a slow start; from the first question on, the shorter one counts."""
+    expired = threading.Event()
+    lease = Lease(LONG_S, 0.01, expired.set)
+
+    lease.renew("frontend")
+
+    assert expired.wait(LONG_S)
+
+
+def test_the_last_to_leave_may_end_the_device() -> None:
+    """Of two frontends, as in a redeploy, the first that leaves leaves the device to the other."""
+    lease = Lease(LONG_S, LONG_S, lambda: None)
+    lease.renew("old")
+    lease.renew("new")
+
+    assert [lease.release("old"), lease.release("new")] == [False, True]
