@@ -17,6 +17,9 @@ DEVICES: Final = ("cpu",)
 """Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
 
 
+MIN_ORPHAN_S: Final = 30.0
+
+
 def default_prefill() -> PrefillSpec:
     """Limits that suit a small model on a CPU; `docs/serving.md` says how to choose others."""
     return PrefillSpec(max_tokens=8192, solo_tokens=2048, inflection_tokens=256)
@@ -43,11 +46,13 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
-        if (
-            min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1
-            or min(self.start_timeout_s, self.orphan_timeout_s) <= 0
-        ):
-            raise ConfigError(f"threads, queue bounds and timeouts must be positive: {self}")
+        if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
+            raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
+        if self.orphan_timeout_s < MIN_ORPHAN_S:
+            raise ConfigError(
+                f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "
+                "a frontend whose devices are slow to answer asks that seldom"
+            )
         if self.max_answer_tokens < 1:
             raise ConfigError(f"max_answer_tokens={self.max_answer_tokens} must be at least 1, the first token")
         if self.max_queued_tokens < self.prefill.max_tokens:
