@@ -69,7 +69,8 @@ async def http_endpoint(url: str) -> AsyncIterator[Endpoint]:
 async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
     """A Serve application of the cluster at `address`; prompts go through its handle."""
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        if not ray.is_initialized():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         handle = serve.get_app_handle(name)
     except (ConnectionError, RayServeException) as error:

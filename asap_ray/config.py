@@ -22,7 +22,7 @@ MIN_ORPHAN_S: Final = 30.0
 
 def default_prefill() -> PrefillSpec:
     """Limits that suit a small model on a CPU; `docs/serving.md` says how to choose others."""
-    return PrefillSpec(max_tokens=8192, solo_tokens=2048, inflection_tokens=256)
+    return PrefillSpec(max_tokens=8192, solo_tokens=2048, inflection_tokens=512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from asap_ray.cli import main
     ("arguments", "message"),
     [
         (["serve"], "nothing to serve: give --model DIR"),
+        (["serve", "--config", "x.yaml", "--dp", "3"], "--dp and --config were both given"),
+        (["serve", "--config", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
         (["serve", "--model", "/nowhere"], "/nowhere/config.json does not exist"),
         (["serve", "--model", "{model}", "--dp", "0"], "every degree must be at least 1"),
         (["serve", "--model", "{model}", "--ep", "9"], "moe_devices=9 exceeds num_experts=8"),

@@ -30,7 +30,9 @@ def demo(
         console.print(f"making a random-weight Qwen3-MoE model in {model}")
         make_random_checkpoint(model, **demo_model())
     config = ServeConfig(model=str(model), parallel=ParallelSpec(dp_groups=2, tp=1, moe_devices=2), name="demo")
-    job = Job(trace=None, shaping=Shaping(dequantise_s=3.0, duration_s=60.0, length_factor=0.05, seed=0), out=out)
+    job = Job(
+        trace=None, shaping=Shaping(dequantise_s=3.0, duration_s=40.0, rate_factor=0.5, length_factor=0.04), out=out
+    )
     console.print(f"starting a local Ray and {config.parallel.num_devices} devices: 2 attention groups, 2 MoE devices")
     with running(config, build_app(config_to(config)), "127.0.0.1", port) as url:
         console.print(f"ready: {url}; replaying {job.shaping.text()} of the bundled Mooncake trace")

@@ -7,7 +7,6 @@ from typing import Annotated, Final
 
 import typer
 import yaml
-from click.core import ParameterSource
 from rich.console import Console
 
 from asap_ray.config import ServeConfig, config_from, config_to
@@ -40,8 +39,8 @@ def serve(
     from asap_ray.actors.running import running, wait_for_signal
 
     if config:
-        if given := [name for name in _IN_CONFIG if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
-            raise ConfigError(f"--{given[0]} and --config were both given; put {given[0]} into {config}")
+        if given := [name for name in _IN_CONFIG if _is_given(context, name)]:
+            raise ConfigError(f"--{given[0]} and --config were both given; write it into {config}")
         served = read_config(config)
     elif model:
         degrees = ParallelSpec(dp_groups=dp, tp=tp, moe_devices=ep)
@@ -53,6 +52,11 @@ def serve(
     with running(served, build_app(config_to(served)), host, port, address) as url:
         console.print(f"ready: {url} serves {served.model} with {served.parallel}")
         console.print(f"{wait_for_signal()}: stopping")
+
+
+def _is_given(context: typer.Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def read_config(file: Path) -> ServeConfig:

@@ -35,7 +35,7 @@ async def until_ready(endpoint: Endpoint) -> None:
 @pytest.mark.parametrize(
     ("prompt", "status", "error"),
     [
-        ([1, 2, 3], 200, None),
+        ([1, 2, 3], 200, ""),
         ([600], 400, "600 is not a token id"),
         ([1] * 257, 400, "257 tokens"),
         ([], 400, "0 tokens"),
