@@ -18,17 +18,16 @@ from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
 from asap_ray.actors.tokenizer import load_tokenizer
+from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import AsapError, DeviceLost
-from asap_ray.layout import layout_of
-from asap_ray.messages import Reply, decode, encode
+from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.qwen3_moe import load_model
-from asap_ray.spec import Instance
 
 _log = logging.getLogger(__name__)
 
-_STOP_S: Final = 15.0
+_STOP_S: Final = 30.0
 """To end the devices, after running batches had their deadline."""
 
 
@@ -43,7 +42,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     """
     config = config_from(args)
     served_model(config)
-    layout_of(Instance(model=load_model(config.model).spec, parallel=config.parallel, prefill=config.prefill))
+    instance_of(config, load_model(config.model))
     frontend: Any = Frontend  # what the decorators made of it
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
     application: serve.Application = deployment.bind(config_to(config))
@@ -87,9 +86,9 @@ class Frontend:
         return api
 
     async def check_health(self) -> None:
-        """Ray Serve restarts a frontend whose instance is lost; the new one starts the instance afresh."""
+        """Ray Serve replaces a frontend that has lost a device; the next one starts the instance afresh."""
         if self._failure or self._service.lost:
-            raise DeviceLost(self._failure or str(self._service.lost))
+            raise DeviceLost(self._failure or "; ".join(self._service.lost))
 
     async def prefill(self, message: bytes) -> AsyncIterator[bytes]:
         """A request and its tokens as messages, for callers inside the cluster (`replay --app`)."""
@@ -97,10 +96,10 @@ class Frontend:
             request = dataclasses.replace(decode(Request, message), arrival_s=time.monotonic())
             self._service.check(request)
             async for event in self._service.generate([request]):
-                yield encode(Reply(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
+                yield encode(Answered(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
         except AsapError as error:
             status, body, _ = error_of(error)
-            yield encode(Reply(status=status, error=body["error"]["message"]))
+            yield encode(Answered(status=status, error=body["error"]["message"]))
 
     async def describe(self) -> dict[str, Any]:
         """What `replay --app` needs to know of the model (`workload.http_target.ServedModel`)."""
@@ -118,6 +117,7 @@ class Frontend:
 
     async def __del__(self) -> None:
         self._life.cancel()
+        await asyncio.gather(self._life, return_exceptions=True)
         await self._service.close()
         await self._instance.stop()
 

@@ -139,10 +139,14 @@ class AttentionGroup:
         """End the loops, unless another frontend uses them; whether they ended. Running batches fail."""
         if not self._lease.release(frontend):
             return False
+        await self.end()
+        return True
+
+    async def end(self) -> None:
+        """End the loops, whoever uses them: a device is lost, and what runs must not wait for it."""
         await asyncio.gather(
             asyncio.to_thread(self._rank.stop), *[follower.stop.remote() for follower in self._followers]
         )
-        return True
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         events = Events(tokens, dataclasses.replace(stamps))  # the loop goes on counting in its own

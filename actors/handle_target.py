@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from ray.serve.handle import DeploymentHandle
 
-from asap_ray import messages
 from asap_ray.batch import Request, Sampling
-from asap_ray.messages import decode, encode
+from asap_ray.messages import Answered, decode, encode
 from asap_ray.workload.client import Reply
 
 
@@ -32,7 +31,7 @@ class HandleTarget:
         )
         parts: dict[str, float] = {}
         async for message in self._prefill.remote(encode(request)):
-            reply = decode(messages.Reply, message)
+            reply = decode(Answered, message)
             if reply.error:
                 return Reply(reply.status, reply.error, parts)
             if reply.ttft_parts_s:

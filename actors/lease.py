@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
 
 FRESH_S: Final = 12.0
@@ -50,5 +52,7 @@ def end_instance() -> None:
 
     For where nobody else could: a frontend killed while it drained, a job that never came back.
     """
-    if placement := get_current_placement_group():
-        remove_placement_group(placement)
+    while placement := get_current_placement_group():
+        with contextlib.suppress(RayError):  # Ray's head may be away for a while
+            remove_placement_group(placement)
+        time.sleep(FRESH_S)

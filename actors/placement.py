@@ -17,11 +17,11 @@ RESOURCE: Final = "NPU"
 """Ray's own name for Ascend devices; on a CPU a logical resource given to `ray start --resources`."""
 
 
-def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup:
-    """Reserve the bundles of an instance, groups first; they outlive whoever reserved them.
+def reserve(name: str, parallel: ParallelSpec) -> PlacementGroup:
+    """Ask for the bundles of an instance, groups first; they outlive whoever asked. Does not wait for them.
 
     Raises:
-        ConfigError: the cluster has too few NPUs, or they are not free within `timeout_s`.
+        ConfigError: the cluster has too few NPUs.
     """
     total = _count(ray.cluster_resources)
     if total < parallel.num_devices:
@@ -34,16 +34,24 @@ def place(name: str, parallel: ParallelSpec, timeout_s: float) -> PlacementGroup
     # STRICT_PACK: the host backend's buffers are shared inside one node.
     bundles = [{RESOURCE: parallel.tp}] * parallel.dp_groups + [{RESOURCE: 1}] * parallel.moe_devices
     group: PlacementGroup = placement_group(bundles, strategy="STRICT_PACK", name=name, lifetime="detached")
+    return group
+
+
+def wait_for_places(group: PlacementGroup, num_devices: int, timeout_s: float) -> None:
+    """Wait until the bundles are this instance's.
+
+    Raises:
+        ConfigError: they were not free within `timeout_s`; they are asked for no longer.
+    """
     try:
         ray.get(group.ready(), timeout=timeout_s)
     except GetTimeoutError:
         remove_placement_group(group)
-        free = _count(ray.available_resources)
+        free, total = _count(ray.available_resources), _count(ray.cluster_resources)
         raise ConfigError(
-            f"{parallel.num_devices} {RESOURCE} were not free on one node within {timeout_s:.1f} s: "
+            f"{num_devices} {RESOURCE} were not free on one node within {timeout_s:.1f} s: "
             f"{free:g} of the cluster's {total:g} are free"
         ) from None
-    return group
 
 
 def _count(resources: Callable[[], dict[str, float]]) -> float:

@@ -15,7 +15,7 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
-from asap_ray.actors.placement import RESOURCE, bundle, place
+from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import ConfigError, DeviceLost, Unavailable
@@ -28,7 +28,7 @@ NAMESPACE: Final = "serve"
 _STOP_S: Final = 10.0
 _WATCH_S: Final = 1.0
 _POLL_S: Final = 0.05
-WARM_TOKENS: Final = 16
+_WARM_TOKENS: Final = 16
 """Of the warm-up prompt, for every pair of a rank and a MoE device."""
 
 _ANSWER_S: Final = 10.0
@@ -36,10 +36,10 @@ _ANSWER_S: Final = 10.0
 
 
 class PrefillInstance:
-    """The D groups and E devices of one instance, for one frontend at a time.
+    """The D groups and E devices of one instance, as one frontend sees them.
 
     They are detached: a frontend that dies leaves them serving, and the next one attaches to them
-    without loading weights again. `stop` is what ends them.
+    without loading weights again. The last one that leaves ends them, or their lease does.
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -90,7 +90,7 @@ class PrefillInstance:
             await asyncio.sleep(_WATCH_S)
             if lost := await self._lost():
                 self._missing = lost
-                await self._ask(group_names(self._config), "stop", self._id, timeout_s=_STOP_S)
+                await self._ask(group_names(self._config), "end", timeout_s=_STOP_S)  # for every frontend
                 raise DeviceLost("; ".join(lost))
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
@@ -139,19 +139,23 @@ class PrefillInstance:
         """Whether every device is there, serves, and was built from this very configuration and checkpoint."""
         if sorted(self._names) != sorted(running_names(self._config.name)):
             return False
-        self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
-        if await self._lost():
+        try:
+            self._placement_id = get_placement_group(self._config.name).id
+            self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
+            if await self._lost():
+                return False
+            registered = await self._registrations(_ANSWER_S)
+        except (ValueError, Unavailable):  # somebody went meanwhile
             return False
         fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
-        registered = await self._registrations(_ANSWER_S)
-        self._placement_id = get_placement_group(self._config.name).id
         return all(rank.fingerprint == fingerprint for ranks in registered.values() for rank in ranks)
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
-        placement = await asyncio.to_thread(place, config.name, config.parallel, self._left_s())
+        placement = reserve(config.name, config.parallel)
         self._placement_id = placement.id
-        kinds: list[tuple[type, int, int]]
+        await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, self._left_s())
+        kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone
         kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
         kinds += [(MoEDevice, e, 4) for e in range(config.parallel.moe_devices)]
         for index, (name, (kind, number, concurrency)) in enumerate(zip(self._names, kinds, strict=True)):
@@ -186,7 +190,7 @@ class PrefillInstance:
     async def _warm(self) -> None:
         """One batch through every group; every layer of it sends to every MoE device, as good as surely rows."""
         parallel = self._config.parallel
-        num_tokens = min(self._config.prefill.solo_tokens, WARM_TOKENS * parallel.tp * parallel.moe_devices)
+        num_tokens = min(self._config.prefill.solo_tokens, _WARM_TOKENS * parallel.tp * parallel.moe_devices)
         vocab_size = load_model(self._config.model).config.vocab_size
         token_ids = array.array("i", (n % vocab_size for n in range(num_tokens))).tobytes()
 

@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from rich.console import Console
 
@@ -38,6 +40,8 @@ from asap_ray.workload.http_target import HttpTarget, ServedModel, connect, serv
 from asap_ray.workload.shaping import Shaping
 from asap_ray.workload.trace import TraceRequest
 from asap_ray.workload.trace_file import bundled_trace, read_trace
+
+CONNECT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,17 @@ async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         handle = serve.get_app_handle(name)
-    except (ConnectionError, RayServeException) as error:
+    except (ConnectionError, ValueError, RayError, RayServeException) as error:
         raise ConfigError(f"no application {name!r} on the cluster at {address!r}: {error}") from None
-    model = ServedModel(**await handle.describe.remote())
+    try:
+        model = ServedModel(**await asyncio.wait_for(handle.describe.remote(), CONNECT_S))
+    except TimeoutError:
+        raise ConfigError(f"application {name!r} did not answer within {CONNECT_S:g} s") from None
 
     async def duty() -> Mapping[str, float]:
-        totals: Mapping[str, float] = await handle.compute_seconds.remote()
+        totals: Mapping[str, float] = {}
+        with contextlib.suppress(RayError):
+            totals = await handle.compute_seconds.remote()
         return totals
 
     yield Endpoint(HandleTarget(handle), model, duty)

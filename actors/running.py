@@ -54,7 +54,10 @@ def running(
         if address:  # our own cluster ends as a whole
             stack.callback(serve.shutdown)
         stack.callback(_delete, config.name)
-        serve.run(app, name=config.name, route_prefix="/")
+        try:
+            serve.run(app, name=config.name, route_prefix="/")
+        except RuntimeError as error:  # Ray Serve's word for a deployment that failed
+            raise Unavailable(f"Ray Serve did not deploy {config.name}: {error}") from None
         stack.callback(_drain, config)
         url = f"http://{host}:{port}"
         _await_ready(url, config.start_timeout_s)
@@ -80,7 +83,7 @@ def _connect(config: ServeConfig, address: str | None) -> None:
     if address:
         try:
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
+        except (ConnectionError, ValueError, RayError) as error:
             raise ConfigError(f"no Ray cluster at {address!r}: {error}") from None
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on the loopback; unset means "it depends"
@@ -107,7 +110,7 @@ def _await_ready(url: str, timeout_s: float) -> None:
     missing = "no answer"
     while time.monotonic() < deadline_s:
         with contextlib.suppress(httpx.TransportError):
-            reply = httpx.get(f"{url}/ready", timeout=5.0)
+            reply = httpx.get(f"{url}/ready", timeout=5.0, trust_env=False)
             if reply.status_code == httpx.codes.OK:
                 return
             missing = _message(reply)

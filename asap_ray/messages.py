@@ -49,7 +49,7 @@ class Events:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reply:
+class Answered:
     """One token of a request, or why there is none, for callers inside the cluster.
 
     The parts of its TTFT come with the first token. `status` is what HTTP's would have been.
@@ -74,7 +74,7 @@ _KINDS: Final[dict[type, str]] = {
     ServeConfig: "config",
     Batch: "batch",
     Request: "request",
-    Reply: "reply",
+    Answered: "answered",
     Registrations: "registrations",
     Events: "events",
     DutyReport: "duty",

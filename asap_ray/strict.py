@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -58,6 +59,8 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
             raise ConfigError(f"{key}={value!r}; one of: {', '.join(map(str, kind))}") from None
     if kind is float and type(value) is int:
         return float(value)
+    if kind is float and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}={value} must be finite")
     if origin or not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{key}={value!r} must be of type {getattr(kind, '__name__', kind)}")
     return value

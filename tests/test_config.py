@@ -37,6 +37,8 @@ def test_a_configuration_survives_the_wire() -> None:
         ({"model": "m", "parallel": DEGREES, "device": "npu"}, "device='npu' is not served yet"),
         ({"model": "m", "parallel": DEGREES, "threads": 0}, "threads, queue bounds"),
         ({"model": "m", "parallel": DEGREES, "max_queued_tokens": 5}, "max_queued_tokens=5"),
+        ({"model": "m", "parallel": DEGREES, "orphan_timeout_s": float("nan")}, "orphan_timeout_s=nan must be finite"),
+        ({"model": "m", "parallel": DEGREES, "orphan_timeout_s": 1}, "orphan_timeout_s=1.0 must be at least 30"),
         ("text", "must be a mapping"),
     ],
 )

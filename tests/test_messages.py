@@ -10,7 +10,16 @@ import pytest
 from asap_ray.batch import Batch, Request, Sampling, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
-from asap_ray.messages import DutyReport, Events, Registration, Registrations, Reply, decode, differing_fields, encode
+from asap_ray.messages import (
+    Answered,
+    DutyReport,
+    Events,
+    Registration,
+    Registrations,
+    decode,
+    differing_fields,
+    encode,
+)
 from asap_ray.spec import ParallelSpec
 
 SAMPLING = Sampling(max_tokens=3, temperature=0.5, seed=7, num_logprobs=2, stop_token_ids=(1, 2))
@@ -23,8 +32,8 @@ MESSAGES = [
     REQUEST,
     Batch((REQUEST,)),
     Events((TOKEN,), Stamps(attention_s=1.0)),
-    Reply(TOKEN, {"queue_s": 0.25}),
-    Reply(status=429, error="full"),
+    Answered(TOKEN, {"queue_s": 0.25}),
+    Answered(status=429, error="full"),
     DutyReport(1.0, 2, 3),
     Registrations((DEVICE,)),
     ServeConfig(model="m", parallel=ParallelSpec(dp_groups=1, tp=2, moe_devices=3)),

@@ -67,5 +67,5 @@ def read_config(file: Path) -> ServeConfig:
     """
     try:
         return config_from(yaml.safe_load(file.read_text()))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table
 from transformers import AutoModelForCausalLM
 
+from asap_ray.actors.lease import end_instance
 from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, running_names
-from asap_ray.batch import Batch, Request
+from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, DeviceLost
 from asap_ray.messages import Registration
@@ -50,16 +52,16 @@ async def first_tokens(instance: PrefillInstance, group: int) -> dict[str, int]:
     return answers
 
 
+async def long_answer(instance: PrefillInstance) -> None:
+    """A request that decodes for longer than any test."""
+    async for _ in instance.run(0, Batch((dataclasses.replace(request(2), sampling=Sampling(max_tokens=4000)),))):
+        pass
+
+
 async def pids(config: ServeConfig) -> list[int]:
     """The processes of an instance's actors."""
     actors = [ray.get_actor(name, namespace="serve") for name in running_names(config.name)]
     return [await actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors]
-
-
-async def looked_after(instance: PrefillInstance) -> None:
-    """Ask after the devices once, as a frontend does every second."""
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(instance.watch(), 1.5)
 
 
 @pytest.fixture(scope="module")
@@ -120,19 +122,21 @@ def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config:
 
 
 def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: MakeConfig) -> None:
-    """SIGKILL of a MoE device: `watch` names it, and a batch sent afterwards fails instead of hanging."""
+    """SIGKILL of a MoE device: `watch` names it; what runs and what is sent afterwards fails instead of hanging."""
     config = make_config("lossy", 1, 1, 2)
     instance = PrefillInstance(config)
 
     async def lose_one() -> str:
         await instance.start()
+        running = asyncio.create_task(long_answer(instance))
         device = ray.get_actor(device_names(config)[1], namespace="serve")
         os.kill(await device.__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL)
         try:
             with pytest.raises(DeviceLost, match=device_names(config)[1]):
                 await asyncio.wait_for(instance.watch(), 30)
-            with pytest.raises(DeviceLost):
-                await asyncio.wait_for(first_tokens(instance, 0), 30)
+            for doomed in (running, first_tokens(instance, 0)):  # what ran, and what comes too late
+                with pytest.raises(DeviceLost):
+                    await asyncio.wait_for(doomed, 30)
             return instance.missing()[0]
         finally:
             await instance.stop()
@@ -148,7 +152,6 @@ def test_a_leaving_frontend_does_not_end_what_another_uses(run: Run, make_config
         old, new = PrefillInstance(config), PrefillInstance(config)
         await old.start()
         await new.start()
-        await looked_after(new)
         await old.stop()
         alive = len(await first_tokens(new, 0)) == len(PROMPTS)
         await new.stop()
@@ -172,6 +175,38 @@ def test_a_replaced_frontend_does_not_end_its_successors_devices(run: Run, make_
         return alive
 
     assert run(replace_then_leave())
+
+
+def test_an_orphaned_device_ends_the_whole_instance(run: Run, make_config: MakeConfig) -> None:
+    """What a lease does when it runs out: every actor goes, and the devices are free again."""
+    config = make_config("orphan", 1, 1, 1)
+
+    async def end() -> list[str]:
+        await PrefillInstance(config).start()
+        device = ray.get_actor(device_names(config)[0], namespace="serve")
+        with pytest.raises(RayActorError):  # it ends itself in the middle of the call
+            await device.__ray_call__.remote(lambda _: end_instance())
+        async with asyncio.timeout(30):
+            while running_names(config.name):
+                await asyncio.sleep(0.1)
+        return running_names(config.name)
+
+    assert run(end()) == []
+
+
+def test_a_start_that_is_given_up_asks_for_nothing_any_more(run: Run, make_config: MakeConfig) -> None:
+    """Cancelled while it waits for devices: the places it asked for are not taken later."""
+    first, second = PrefillInstance(make_config("holder", 2, 1, 3)), PrefillInstance(make_config("waiter", 2, 1, 3))
+
+    async def give_up() -> list[str]:
+        await first.start()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(second.start(), 1.0)
+        await second.stop()
+        await first.stop()
+        return [each["name"] for each in placement_group_table().values() if each["state"] != "REMOVED"]
+
+    assert run(give_up()) == []
 
 
 def test_the_handshake_names_two_that_differ() -> None:

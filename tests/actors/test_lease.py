@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from asap_ray.actors.lease import Lease
 
 LONG_S = 60.0
@@ -21,7 +23,7 @@ def test_a_lease_nobody_renews_runs_out() -> None:
 def test_a_renewal_can_bring_the_end_nearer() -> None:
     """The first lease covers a slow start; from the first question on, the shorter one counts."""
     expired = threading.Event()
-    lease = Lease(LONG_S, 0.01, expired.set)
+    lease = Lease(10 * LONG_S, 0.01, expired.set)
 
     lease.renew("frontend")
 
@@ -35,3 +37,22 @@ def test_the_last_to_leave_may_end_the_device() -> None:
     lease.renew("new")
 
     assert [lease.release("old"), lease.release("new")] == [False, True]
+
+
+def test_a_renewal_postpones_the_end() -> None:
+    """A device that is asked after outlives its first lease."""
+    expired = threading.Event()
+    lease = Lease(0.2, LONG_S, expired.set)
+
+    lease.renew("frontend")
+
+    assert not expired.wait(0.5)
+
+
+def test_a_frontend_that_stopped_asking_no_longer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was killed does not keep the device from the last that leaves."""
+    monkeypatch.setattr("asap_ray.actors.lease.FRESH_S", 0.0)
+    lease = Lease(LONG_S, LONG_S, lambda: None)
+    lease.renew("killed")
+
+    assert lease.release("leaving")
