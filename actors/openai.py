@@ -6,6 +6,7 @@ and is not supported is refused by name unless it has the value that changes not
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
 
@@ -166,9 +167,9 @@ class GenerationBody(Body):
     return_token_ids: bool = False
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """See `Sampling.num_logprobs`."""
-        raise NotImplementedError
 
     def sampling(self, end_token_ids: tuple[int, ...], longest_answer: int) -> Sampling:
         """What the engine needs to know; `Limits.check` refuses what is too long for it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -52,7 +53,7 @@ class Choice:
         return piece
 
 
-class Answer:
+class Answer(ABC):
     """One response: an envelope around the choices, one for each prompt."""
 
     prefix: ClassVar[str]
@@ -132,14 +133,14 @@ class Answer:
             choice["token_ids"] = [piece.token.token_id for piece in pieces]
         return choice
 
-    def _whole_choice(self, choice: Choice) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole_choice(self, choice: Choice) -> dict[str, Any]: ...
 
-    def _chunk_choice(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _chunk_choice(self, choice: Choice, piece: Piece) -> dict[str, Any]: ...
 
-    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _logprobs(self, pieces: Sequence[Piece]) -> dict[str, Any]: ...
 
 
 class CompletionAnswer(Answer):

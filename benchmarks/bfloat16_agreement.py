@@ -15,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+from asap_ray.backends.gloo import SoloCollective
+from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request
 from asap_ray.models.experts import ExpertStage
 from asap_ray.models.qwen3_moe import Model, load_model
@@ -45,33 +45,6 @@ SIZES = Sizes(
 )
 
 
-class Solo:
-    """T = 1."""
-
-    rank, size = 0, 1
-
-    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows themselves."""
-        return rows
-
-    def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows themselves."""
-        return rows
-
-    def broadcast(self, message: bytes | None) -> bytes:
-        """The message itself."""
-        return message or b""
-
-
-def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("a stage suspended")
-
-
 def run_experts(stage: ExpertStage, layer: int, routed: Routed) -> torch.Tensor:
     """One MoE device with every expert: dispatch, super kernel, weighted sum."""
     experts_R, order_R = routed.expert_ids_SK.flatten().sort(stable=True)
@@ -85,7 +58,7 @@ def run_experts(stage: ExpertStage, layer: int, routed: Routed) -> torch.Tensor:
 
 def our_logits(model: Model, prompts: list[torch.Tensor]) -> torch.Tensor:
     """[P, V] in bfloat16 compute, one prompt a batch."""
-    attention = model.attention_stage(Solo(), torch.bfloat16)
+    attention = model.attention_stage(SoloCollective(), torch.bfloat16)
     experts = model.expert_stage(range(model.spec.num_experts), torch.bfloat16)
     logits = []
     for idx, prompt in enumerate(prompts):

@@ -6,17 +6,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from asap_ray.errors import Closed
 
+_T = TypeVar("_T")
 
-def drive(stream: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine none of whose awaits suspends."""
+
+def drive(stream: Coroutine[Any, Any, _T]) -> _T:
+    """The result of a coroutine none of whose awaits suspends."""
     try:
         stream.send(None)
-    except StopIteration:
-        return
+    except StopIteration as end:
+        result: _T = end.value
+        return result
     stream.close()
     raise AssertionError("a blocking backend suspended")
 

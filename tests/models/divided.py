@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from asap_ray.backends.gloo import SoloCollective
+from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Token
 from asap_ray.models.experts import ExpertStage
 from asap_ray.models.qwen3_moe import Model, QwenAttention
@@ -44,33 +45,6 @@ class ThreadCollective:
     def broadcast(self, message: bytes | None) -> bytes:
         """The message of thread 0."""
         return self._exchange(message)[0]
-
-
-class SoloCollective:
-    """T = 1."""
-
-    rank, size = 0, 1
-
-    def all_gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows themselves."""
-        return rows
-
-    def reduce_scatter(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows themselves."""
-        return rows
-
-    def broadcast(self, message: bytes | None) -> bytes:
-        """The message itself."""
-        return message
-
-
-def drive(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine that never suspends."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        return end.value
-    raise AssertionError("a stage suspended")
 
 
 def run_experts(stages: list[tuple[range, ExpertStage]], layer: int, routed: Routed) -> torch.Tensor:
