@@ -62,7 +62,7 @@ async def http_endpoint(url: str) -> AsyncIterator[Endpoint]:
         async def duty() -> Mapping[str, float]:
             try:
                 reply = await client.get("/duty", timeout=5.0)
-                return {name: each["compute_s"] for name, each in reply.raise_for_status().json().items()}
+                return _by_device({name: each["compute_s"] for name, each in reply.raise_for_status().json().items()})
             except (httpx.HTTPError, ValueError):
                 return {}
 
@@ -88,9 +88,14 @@ async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
         totals: Mapping[str, float] = {}
         with contextlib.suppress(RayError):
             totals = await handle.compute_seconds.remote()
-        return totals
+        return _by_device(totals)
 
     yield Endpoint(HandleTarget(handle), model, duty)
+
+
+def _by_device(totals: Mapping[str, float]) -> dict[str, float]:
+    """Totals by `attention:0`, `moe:1`: an actor's name without its instance's."""
+    return {":".join(name.split(":")[-2:]): seconds for name, seconds in totals.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

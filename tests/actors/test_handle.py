@@ -66,4 +66,4 @@ def test_the_application_says_what_it_serves_and_how_busy_it_is(run: Run, app_na
     model, devices = run(ask())
 
     assert (model.name, model.vocab_size, model.max_model_len) == ("tiny", 512, 256)
-    assert devices == ["handled:attention:0", "handled:moe:0"]
+    assert devices == ["attention:0", "moe:0"]
