@@ -131,8 +131,8 @@ def _figures(report: Report, summary: Summary) -> list[tuple[str, str, Markup]]:
         figures.append(
             (
                 "Device utilisation",
-                "Share of the time that each device computed, between two samples; beside its name the mean. A group with "
-                "T > 1 counts the exchanges between its ranks, too.",
+                "Share of the time that each device computed, between two samples; beside its name the mean. "
+                "A group with T > 1 counts the exchanges between its ranks, too.",
                 device_utilisation(report.utilisation),
             )
         )
