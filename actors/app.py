@@ -94,7 +94,6 @@ class Frontend:
         """A request and its tokens as messages, for callers inside the cluster (`replay --app`)."""
         try:
             request = dataclasses.replace(decode(Request, message), arrival_s=time.monotonic())
-            self._service.check(request)
             async for event in self._service.generate([request]):
                 yield encode(Answered(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
         except AsapError as error:
@@ -103,9 +102,8 @@ class Frontend:
 
     async def describe(self) -> dict[str, Any]:
         """What `replay --app` needs to know of the model (`workload.http_target.ServedModel`)."""
-        model = self._service.model
-        max_prompt_tokens = min(model.max_model_len, self._config.prefill.max_tokens)
-        return {"name": model.name, "max_model_len": max_prompt_tokens, "vocab_size": model.vocab_size}
+        model, limits = self._service.model, self._service.limits
+        return {"name": model.name, "max_model_len": limits.max_prompt_tokens, "vocab_size": model.vocab_size}
 
     async def compute_seconds(self) -> dict[str, float]:
         """Seconds every device has computed since its start, by name."""

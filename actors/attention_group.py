@@ -20,7 +20,7 @@ from asap_ray.backends.gloo import GlooCollective, SoloCollective
 from asap_ray.backends.host import HostAttention
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
-from asap_ray.messages import DutyReport, Events, Registrations, decode, encode
+from asap_ray.messages import Events, Registrations, decode, encode
 from asap_ray.models.qwen3_moe import load_model
 from asap_ray.protocol import BatchQueue, Collective
 
@@ -61,7 +61,7 @@ class GroupRank:
 
     def duty(self) -> bytes:
         """Totals of this rank's compute stream."""
-        return encode(DutyReport(**dataclasses.asdict(self._attention.duty)))
+        return encode(self._attention.duty)
 
     def stop(self) -> None:
         """End the loop."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.backends.host import HostMoE
 from asap_ray.config import ServeConfig, fingerprint_of
-from asap_ray.messages import DutyReport, Registrations, decode, encode
+from asap_ray.messages import Registrations, decode, encode
 from asap_ray.models.qwen3_moe import load_model
 
 _STOP_S: Final = 5.0
@@ -42,7 +41,7 @@ class MoEDevice:
 
     def duty(self) -> bytes:
         """Totals of the compute stream."""
-        return encode(DutyReport(**dataclasses.asdict(self._moe.duty)))
+        return encode(self._moe.duty)
 
     def stop(self, frontend: str) -> bool:
         """End the streams, unless another frontend uses them; whether they ended."""

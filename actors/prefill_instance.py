@@ -16,10 +16,10 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
-from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import ConfigError, DeviceLost, Unavailable
-from asap_ray.messages import DutyReport, Events, Registration, Registrations, decode, differing_fields, encode
+from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.qwen3_moe import load_model
 
 NAMESPACE: Final = "serve"
@@ -108,10 +108,10 @@ class PrefillInstance:
         except RayError as error:
             raise DeviceLost(f"{name}: {_reason(error)}") from None
 
-    async def duty(self) -> dict[str, DutyReport]:
+    async def duty(self) -> dict[str, Duty]:
         """Totals of every device's compute stream, by name; a device that does not answer is left out."""
         replies = await self._ask(self._names, "duty", timeout_s=_ANSWER_S)
-        return {name: decode(DutyReport, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
+        return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""

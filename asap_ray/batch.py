@@ -1,4 +1,4 @@
-"""What travels through the engine: requests in, batches through, tokens out."""
+"""What travels through the engine: requests in, batches through, tokens out; and what is counted on the way."""
 
 from __future__ import annotations
 
@@ -68,3 +68,23 @@ class Token:
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish_reason: str | None = None  # "stop", "length", or None while more follow
+
+
+@dataclass(slots=True)
+class Duty:
+    """Totals since the start of one device: the numerator of its duty cycle. Its compute stream alone writes."""
+
+    compute_s: float
+    num_items: int  # one layer of one batch each
+    num_rows: int  # attention: tokens times layers; MoE: (token, expert) pairs
+
+    @classmethod
+    def zero(cls) -> Duty:
+        """Before the first item."""
+        return cls(0.0, 0, 0)
+
+    def add(self, seconds: float, num_rows: int) -> None:
+        """Count one item."""
+        self.compute_s += seconds
+        self.num_items += 1
+        self.num_rows += num_rows

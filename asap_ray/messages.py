@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgpack
 
-from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.strict import build
@@ -61,15 +61,6 @@ class Answered:
     error: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DutyReport:
-    """A device's totals since its start (`engine.duty.Duty`)."""
-
-    compute_s: float
-    num_items: int
-    num_rows: int
-
-
 _KINDS: Final[dict[type, str]] = {
     ServeConfig: "config",
     Batch: "batch",
@@ -77,7 +68,7 @@ _KINDS: Final[dict[type, str]] = {
     Answered: "answered",
     Registrations: "registrations",
     Events: "events",
-    DutyReport: "duty",
+    Duty: "duty",
 }
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from asap_ray.batch import Batch, Request, Sampling, Stamps, Token
+from asap_ray.batch import Batch, Duty, Request, Sampling, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.messages import (
     Answered,
-    DutyReport,
     Events,
     Registration,
     Registrations,
@@ -34,7 +33,7 @@ MESSAGES = [
     Events((TOKEN,), Stamps(attention_s=1.0)),
     Answered(TOKEN, {"queue_s": 0.25}),
     Answered(status=429, error="full"),
-    DutyReport(1.0, 2, 3),
+    Duty(1.0, 2, 3),
     Registrations((DEVICE,)),
     ServeConfig(model="m", parallel=ParallelSpec(dp_groups=1, tp=2, moe_devices=3)),
 ]
@@ -65,7 +64,7 @@ def test_a_message_survives_the_wire(message: Any) -> None:
 def test_a_malformed_message_is_refused_by_name(packed: bytes, text: str) -> None:
     """Another version, another kind, a missing field or a wrong type: never a guess."""
     with pytest.raises(ConfigError, match=text):
-        decode(DutyReport, packed)
+        decode(Duty, packed)
 
 
 def test_the_handshake_names_what_differs() -> None:

@@ -16,9 +16,9 @@ import torch
 
 from asap_ray import _native
 from asap_ray.backends.threads import ThreadRuntime, drive
+from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.engine.duty import Duty
 from asap_ray.errors import Closed, CorruptMessage
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
@@ -26,7 +26,7 @@ from asap_ray.models.qwen3_moe import Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 DTYPES: Final = {
     RowType.FLOAT32: torch.float32,
@@ -117,7 +117,7 @@ class HostMoEComm:
             try:
                 return self._native.async_dispatch_recv(self._deadline_s)
             except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
-                _logger.error("dropped a message: %s", error)
+                _log.error("dropped a message: %s", error)
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""
@@ -137,7 +137,7 @@ class HostAttention:
         self._stage = model.attention_stage(collective, DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
-        self.duty = Duty()
+        self.duty = Duty.zero()
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this rank's buffer."""
@@ -183,7 +183,7 @@ class HostMoE:
         self._stage = model.expert_stage(self._instance.experts_of(moe_device), DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
-        self.duty = Duty()
+        self.duty = Duty.zero()
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this device's buffer."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from asap_ray.batch import Batch, Stamps
-from asap_ray.engine.duty import Duty
+from asap_ray.batch import Batch, Duty, Stamps
 from asap_ray.protocol import AttentionComm, AttentionStage, BatchQueue, Runtime
 from asap_ray.spec import NUM_SLOTS
 
@@ -19,7 +18,7 @@ class Rank:
     comm: AttentionComm
     stage: AttentionStage
     queue: BatchQueue
-    duty: Duty = field(default_factory=Duty)
+    duty: Duty = field(default_factory=Duty.zero)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from asap_ray.engine.duty import Duty
+from asap_ray.batch import Duty
 from asap_ray.protocol import MoEComm, MoEStage, Queue, Runtime, WorkItem
 
 
@@ -16,7 +16,7 @@ class Device:
     runtime: Runtime
     comm: MoEComm
     stage: MoEStage
-    duty: Duty = field(default_factory=Duty)
+    duty: Duty = field(default_factory=Duty.zero)
 
 
 async def serve(device: Device) -> None:
