@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,22 +19,48 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt. `token_ids` is int32 little-endian, or empty where only the length matters (virtual time)."""
+    """One prompt, or a chunk of one. `token_ids` is int32 little-endian, or empty where only the length matters."""
 
     request_id: str
-    num_tokens: int
+    num_tokens: int  # to compute in this pass
     arrival_s: float
     token_ids: bytes = b""
     sampling: Sampling = field(default_factory=Sampling)
+    past_tokens: int = 0  # of the same prompt, in earlier chunks: its group holds their keys and values
+    future_tokens: int = 0  # of the same prompt, in later chunks: no token is sampled before the last
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the whole prompt."""
+        return self.past_tokens + self.num_tokens + self.future_tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is a whole prompt, not a chunk."""
+        return self.past_tokens == self.future_tokens == 0
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose keys and values stay in memory while its answer is decoded; none for a single token.
+        """Tokens whose keys and values stay in memory after this pass; none for a whole prompt and a single token.
 
         Room for the whole answer is taken at the start, so that no decode step can fail for want of it. The last
         token is never attended.
         """
-        return 0 if self.sampling.max_tokens == 1 else self.num_tokens + self.sampling.max_tokens - 1
+        if self.is_whole and self.sampling.max_tokens == 1:
+            return 0
+        return self.prompt_tokens + self.sampling.max_tokens - 1
+
+    def chunk(self, start: int, stop: int) -> Request:
+        """Tokens [start, stop) of a whole prompt."""
+        assert self.is_whole, "a chunk is cut from a whole prompt"
+        assert 0 <= start < stop <= self.num_tokens, f"chunk {start}:{stop} of {self.num_tokens} tokens"
+        return replace(
+            self,
+            num_tokens=stop - start,
+            token_ids=self.token_ids[4 * start : 4 * stop],
+            past_tokens=start,
+            future_tokens=self.num_tokens - stop,
+        )
 
 
 @dataclass(frozen=True, slots=True)

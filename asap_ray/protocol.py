@@ -101,6 +101,29 @@ class BatchQueue(Protocol):
         """Hand tokens to whoever sent the batch."""
 
 
+class LockstepMoEComm(Protocol):
+    """The MoE side of a synchronous system: barriers before and after each MoE layer (5.1)."""
+
+    async def dispatch_recv(self, slot: int) -> WorkItem:
+        """Wait for the rows of every rank's micro-batch `slot`: one item, of all groups."""
+
+    async def combine_send(self, work: WorkItem, results_RH: Any) -> None:
+        """Write results back to all ranks. Never waits."""
+
+
+class StepQueue(Protocol):
+    """The door of one rank of a synchronous system: its share of each global step in, tokens out."""
+
+    async def step(self) -> tuple[Batch, ...]:
+        """This rank's micro-batches of the next step, as many as every other rank has; those without work are empty.
+
+        Waits while nobody has work. Raises Closed when the system is stopping.
+        """
+
+    async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
+        """Hand tokens to whoever sent the batch."""
+
+
 class Collective(Protocol):
     """Tensor parallelism inside one DP group; never spans two groups."""
 

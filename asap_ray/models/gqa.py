@@ -5,40 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
 from asap_ray.models.config import QwenConfig
+from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Rotation, rms_norm
 from asap_ray.models.weights import Shard
-
-
-@dataclass(slots=True)
-class Sequence:
-    """One request inside a pass: which rows are its own, and what it keeps for the tokens to come."""
-
-    rows: slice  # of the batch
-    num_cached: int = 0  # tokens before these rows
-    cache_L2GnD: torch.Tensor | None = None  # keys and values, with room for the whole answer
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens in this pass."""
-        return int(self.rows.stop - self.rows.start)
-
-    def extend(self, layer_idx: int, key_nGD: torch.Tensor, value_nGD: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Keys and values of all tokens so far, [G, n, D], the given ones last."""
-        key_GnD, value_GnD = key_nGD.transpose(0, 1), value_nGD.transpose(0, 1)
-        if self.cache_L2GnD is None:
-            return key_GnD, value_GnD
-        stop = self.num_cached + len(key_nGD)
-        kept_2GnD = self.cache_L2GnD[layer_idx, :, :, :stop]
-        kept_2GnD[0, :, self.num_cached :] = key_GnD
-        kept_2GnD[1, :, self.num_cached :] = value_GnD
-        return kept_2GnD[0], kept_2GnD[1]
 
 
 def kv_heads_of(config: QwenConfig, query_heads: range) -> list[int]:
@@ -116,9 +90,29 @@ class GroupedQueryAttention:
 
 
 def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmD: torch.Tensor) -> torch.Tensor:
-    """Softmax attention, [n, N, D]: causal over a whole prompt (n = m), or one new token over all before (n = 1)."""
-    query_NnD = query_nND.transpose(0, 1)
+    """Softmax attention of the last n of m tokens, [n, N, D]: each sees all before it, and itself."""
+    query_1NnD, key_1GmD, value_1GmD = query_nND.transpose(0, 1)[None], key_GmD[None], value_GmD[None]
+    num_new = len(query_nND)
+    num_past = key_GmD.shape[1] - num_new
+    if num_past and num_new > 1:
+        return _attend_chunk(query_1NnD, key_1GmD, value_1GmD, num_past)[0].transpose(0, 1)
     out_1NnD = functional.scaled_dot_product_attention(
-        query_NnD[None], key_GmD[None], value_GmD[None], is_causal=query_NnD.shape[1] > 1, enable_gqa=True
+        query_1NnD, key_1GmD, value_1GmD, is_causal=num_new > 1, enable_gqa=True
     )
     return out_1NnD[0].transpose(0, 1)
+
+
+def _attend_chunk(
+    query_1NnD: torch.Tensor, key_1GmD: torch.Tensor, value_1GmD: torch.Tensor, num_past: int
+) -> torch.Tensor:
+    """All of the past and, causally, the chunk itself, each normalised alone; their sums of exponentials merge them.
+
+    A mask would cost n * m numbers and the time of what it hides (docs/log.md).
+    """
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    past, own = slice(num_past), slice(num_past, None)
+    past_1NnD, past_logsumexp_1Nn = attention(query_1NnD, key_1GmD[:, :, past], value_1GmD[:, :, past])
+    own_1NnD, own_logsumexp_1Nn = attention(query_1NnD, key_1GmD[:, :, own], value_1GmD[:, :, own], is_causal=True)
+    share_1Nn1 = torch.sigmoid(past_logsumexp_1Nn - own_logsumexp_1Nn)[..., None]
+    merged_1NnD: torch.Tensor = torch.lerp(own_1NnD.float(), past_1NnD.float(), share_1Nn1)
+    return merged_1NnD.to(query_1NnD.dtype)

@@ -1,7 +1,7 @@
 """Qwen3-MoE: the attention stage of one rank, and the loading of a checkpoint."""
 
 # Shapes: S tokens of the batch padded to a multiple of T, R = S / T rows of this rank, P of them no padding,
-#         H hidden, E experts, B requests.
+#         H hidden, E experts, B requests that get a token.
 
 from __future__ import annotations
 
@@ -16,45 +16,15 @@ from asap_ray.batch import Batch, Request, Token
 from asap_ray.models.config import QwenConfig, read_config
 from asap_ray.models.dense import DenseMLP
 from asap_ray.models.experts import ExpertStage, load_experts
-from asap_ray.models.gqa import GroupedQueryAttention, Sequence
-from asap_ray.models.rope import Rotation, rms_norm, rotation_at
+from asap_ray.models.gqa import GroupedQueryAttention
+from asap_ray.models.passes import Answer, Cache, Pass, Sequence
+from asap_ray.models.rope import rms_norm, rotation_at
 from asap_ray.models.router import route
-from asap_ray.models.sampler import Sampler, token_of
+from asap_ray.models.sampler import Sampler
 from asap_ray.models.vocabulary import Vocabulary
 from asap_ray.models.weights import Checkpoint, Shard
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import ModelSpec
-
-
-@dataclass(slots=True)
-class Answer:
-    """One request, from its prompt to its last token."""
-
-    request: Request
-    sampler: Sampler
-    sequence: Sequence
-    num_generated: int = 0
-
-    def extend(self, token_id: int, logits_V: torch.Tensor) -> Token:
-        """Count one more token, and describe it."""
-        self.num_generated += 1
-        return token_of(self.request, token_id, self.num_generated, logits_V)
-
-
-@dataclass(slots=True)
-class Pass:
-    """One way through the layers: of whole prompts at first, then of one token a request."""
-
-    answers: list[Answer]
-    rotation: Rotation
-    residual_RH: torch.Tensor  # float32
-    num_rows: int  # P
-    layer_idx: int = 0
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The rows of each request."""
-        return [answer.sequence for answer in self.answers]
 
 
 class DecoderLayer:
@@ -89,7 +59,11 @@ class QwenAttention:
         self._layers = [DecoderLayer(shard, config, layer_idx) for layer_idx in range(config.num_layers)]
         self._vocabulary = Vocabulary(shard, config, collective)
         self._norm_H = shard.vector("model.norm.weight", config.hidden)
-        self._kv_shape = (config.num_layers, 2, self._layers[0].attention.num_kv_heads)
+        self._kept: dict[str, Cache] = {}  # of prompts with chunks to come, by request id
+
+    def forget(self, request_id: str) -> None:
+        """Let go of a prompt whose next chunk will not come; nothing happens if none is kept."""
+        self._kept.pop(request_id, None)
 
     async def start(self, batch: Batch) -> Pass:
         """See `AttentionStage`."""
@@ -100,18 +74,21 @@ class QwenAttention:
         answers, token_ids, start = [], [], 0
         for request in batch.requests:  # int32 little-endian, as every CPU we run on
             ids_n = torch.frombuffer(bytearray(request.token_ids), dtype=torch.int32)
-            sequence = Sequence(slice(start, start + len(ids_n)), 0, self._cache(request))
+            sequence = Sequence(slice(start, start + len(ids_n)), request.past_tokens, self._cache(request))
             answers.append(Answer(request, Sampler(request.sampling), sequence))
             token_ids.append(ids_n)
             start += len(ids_n)
         return self._pass(answers, torch.cat(token_ids))
 
-    def _cache(self, request: Request) -> torch.Tensor | None:
-        """Room for keys and values of prompt and answer, if the answer is longer than a token; touched as it fills."""
-        if request.sampling.max_tokens <= 1:
-            return None
-        num_tokens = request.num_tokens + request.sampling.max_tokens - 1
-        return torch.empty(*self._kv_shape, num_tokens, self._config.head_dim, dtype=self._dtype)
+    def _cache(self, request: Request) -> Cache | None:
+        """Where a request's keys and values stay; the chunks of one prompt share it. The last chunk takes it along."""
+        cache = self._kept.pop(request.request_id) if request.past_tokens else None
+        if request.kv_tokens and cache is None:
+            num_kv_heads = self._layers[0].attention.num_kv_heads
+            cache = Cache(len(self._layers), num_kv_heads, request.kv_tokens, self._config.head_dim, self._dtype)
+        if request.future_tokens and cache:
+            self._kept[request.request_id] = cache
+        return cache
 
     def _pass(self, answers: list[Answer], token_ids_S: torch.Tensor) -> Pass:
         num_tokens, size = len(token_ids_S), self._collective.size
@@ -153,21 +130,23 @@ class QwenAttention:
 
     def _finish(self, state: Pass) -> Finished:
         self._dense_layers(state, self._config.num_layers)
+        if not state.sampling:
+            return Finished((), None)
         logits_BV = self.logits(state)
         message = None
         if self._collective.rank == 0:
-            choices = [a.sampler.choose(logits_V) for a, logits_V in zip(state.answers, logits_BV, strict=True)]
+            choices = [a.sampler.choose(logits_V) for a, logits_V in zip(state.sampling, logits_BV, strict=True)]
             message = torch.tensor(choices, dtype=torch.int32).numpy().tobytes()
         token_ids_B = torch.frombuffer(bytearray(self._collective.broadcast(message)), dtype=torch.int32)
         tokens = [
             answer.extend(token_id, logits_V)
-            for answer, token_id, logits_V in zip(state.answers, token_ids_B.tolist(), logits_BV, strict=True)
+            for answer, token_id, logits_V in zip(state.sampling, token_ids_B.tolist(), logits_BV, strict=True)
         ]
         return Finished(tuple(tokens), self._next(state, tokens))
 
     def logits(self, state: Pass) -> torch.Tensor:
-        """Float32 logits of each request's last row, [B, V], on every rank."""
-        last_B = torch.tensor([sequence.rows.stop - 1 for sequence in state.sequences])
+        """Float32 logits of the last row of each request that gets a token, [B, V], on every rank."""
+        last_B = torch.tensor([answer.sequence.rows.stop - 1 for answer in state.sampling])
         num_rows = len(state.residual_RH)
         own_B = last_B // num_rows == self._collective.rank
         last_BH = state.residual_RH[last_B % num_rows] * own_B[:, None]  # one rank has each row, the others add zero
@@ -176,7 +155,7 @@ class QwenAttention:
 
     def _next(self, state: Pass, tokens: list[Token]) -> Pass | None:
         """The decode step of the requests that want more."""
-        going = [(a, t) for a, t in zip(state.answers, tokens, strict=True) if t.finish_reason is None]
+        going = [(a, t) for a, t in zip(state.sampling, tokens, strict=True) if t.finish_reason is None]
         if not going:
             return None
         for row, (answer, _) in enumerate(going):
