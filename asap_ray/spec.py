@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -105,6 +106,11 @@ class PrefillSpec:
     def is_solo(self, num_tokens: int) -> bool:
         """Whether a batch this long runs alone in its group (3.3.2)."""
         return num_tokens > self.solo_tokens
+
+    def may_share(self, num_tokens: Iterable[int]) -> bool:
+        """Whether batches of these lengths may be in flight in one group: a solo batch has it to itself."""
+        lengths = list(num_tokens)
+        return len(lengths) < 2 or not any(map(self.is_solo, lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

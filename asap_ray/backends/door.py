@@ -39,7 +39,7 @@ class Door:
         """The head if it may run beside `occupied`; with nothing occupied, wait for one up to the timeout."""
         with self._runtime.changed:
             self._runtime.wait_for(lambda: bool(occupied or self._batches), timeout_s)
-            if not self._batches or not self._may_join(self._batches[0], occupied):
+            if not self._batches or not self._prefill.may_share(b.num_tokens for b in (self._batches[0], *occupied)):
                 return None
             return self._batches.popleft()
 
@@ -50,10 +50,6 @@ class Door:
     async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         """See `BatchQueue`."""
         self._deliver(batch, tokens, stamps)
-
-    def _may_join(self, batch: Batch, occupied: tuple[Batch, ...]) -> bool:
-        """3.3.2: a batch above the solo threshold has the group to itself."""
-        return not occupied or not any(self._prefill.is_solo(b.num_tokens) for b in (batch, *occupied))
 
 
 class FollowedDoor:

@@ -1,0 +1,112 @@
+"""One run in virtual time: a trace through a scheduler and an instance, to a row a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from asap_ray.backends.virtual.instance import VirtualInstance, VirtualSpec
+from asap_ray.backends.virtual.runtime import VirtualRuntime
+from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.scheduler.dual_batch import Assignment
+from asap_ray.workload.trace import TraceRequest
+
+
+class Scheduler(Protocol):
+    """What a run needs of a scheduler of an asynchronous instance."""
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a request."""
+
+    def assign(self, now: float) -> list[Assignment]:
+        """Every batch that can start now."""
+
+    def wake_at(self, now: float) -> float | None:
+        """When `assign` has a batch if nothing else happens."""
+
+    def done(self, group: int, batch: Batch, now: float) -> None:
+        """A batch ended."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One request of a run, in virtual seconds."""
+
+    num_tokens: int
+    arrival_s: float
+    queue_s: float = 0.0  # from arrival to its (last) batch's admission
+    stamps: Stamps = field(default_factory=Stamps)  # of its last batch
+    ttft_s: float | None = None  # None: not answered
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All rows of a run, and what it took."""
+
+    rows: list[Row]
+    end_s: float
+    num_events: int
+    attention_duty: float  # busy share of the attention streams
+    moe_duty: float
+
+
+class _Driver:
+    """Feeds one instance from one scheduler, as the frontend does in a served one."""
+
+    def __init__(self, spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest]) -> None:
+        self.runtime = VirtualRuntime()
+        self.instance = VirtualInstance(self.runtime, spec, self._deliver)
+        self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
+        self._scheduler = scheduler
+        self._overhead_s = spec.cost.hardware.request_overhead_s
+        self._group_of: dict[int, int] = {}
+        self._num_left = len(trace)
+        self._answered = self.runtime.signal("answers")
+
+    async def run(self) -> None:
+        """Submit every request when it arrives, and wait for the last answer."""
+        self.runtime.spawn(self.instance.serve())
+        for index, row in enumerate(self.rows):
+            await self.runtime.sleep(max(0.0, row.arrival_s - self.runtime.now()))
+            request = Request(request_id=str(index), num_tokens=row.num_tokens, arrival_s=row.arrival_s)
+            self._scheduler.submit(request, self.runtime.now())
+            self._assign()
+        while self._num_left:
+            await self.runtime.park(self._answered)
+
+    def _assign(self) -> None:
+        now = self.runtime.now()
+        for assignment in self._scheduler.assign(now):
+            self._group_of[id(assignment.batch)] = assignment.group
+            self.instance.doors[assignment.group].put(assignment.batch)
+        wake_at = self._scheduler.wake_at(now)
+        if wake_at is not None:
+            self.runtime.call_at(wake_at, self._assign)
+
+    def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
+        now = self.runtime.now()
+        for token in tokens:
+            row = self.rows[int(token.request_id)]
+            row.ttft_s = now - row.arrival_s + self._overhead_s
+            row.queue_s = row.ttft_s - self._overhead_s - stamps.total_s
+            row.stamps = stamps
+        self._num_left -= len(tokens)
+        self._scheduler.done(self._group_of.pop(id(batch)), batch, now)
+        self._assign()
+        self.runtime.wake(self._answered)
+
+
+def simulate(spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest]) -> Run:
+    """Run a trace, sorted by time, to its last answer."""
+    driver = _Driver(spec, scheduler, trace)
+    driver.runtime.run(driver.run())
+    end_s = max(driver.runtime.now(), 1e-9)
+    ranks, devices = driver.instance.ranks, driver.instance.devices
+    return Run(
+        rows=driver.rows,
+        end_s=end_s,
+        num_events=driver.runtime.num_events,
+        attention_duty=sum(rank.duty.compute_s for rank in ranks) / len(ranks) / end_s,
+        moe_duty=sum(device.duty.compute_s for device in devices) / len(devices) / end_s,
+    )

@@ -1,0 +1,92 @@
+"""The systems of an evaluation by name: what differs between them, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from asap_ray.backends.virtual.instance import VirtualSpec, balanced
+from asap_ray.backends.virtual.stages import Load
+from asap_ray.cost.hardware import Hardware, ascend_910c
+from asap_ray.cost.model import CostModel
+from asap_ray.cost.shapes import Shape, deepseek_v32
+from asap_ray.engine import attention, experts
+from asap_ray.errors import ConfigError
+from asap_ray.evaluation.simulate import Run, simulate
+from asap_ray.scheduler.dual_batch import DualBatchScheduler
+from asap_ray.spec import ParallelSpec, PrefillSpec, paper
+from asap_ray.workload.trace import TraceRequest
+
+UNBOUNDED: Final = 1 << 62
+"""A simulated queue refuses nothing: its length is what is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What every system of a comparison gets: a model, devices, limits, the skew of its experts."""
+
+    shape: Shape
+    hardware: Hardware
+    parallel: ParallelSpec  # of the asynchronous systems; the others split the same devices their own way
+    prefill: PrefillSpec
+    load: Load = balanced
+    is_pooled: bool = True
+
+    def spec(self) -> VirtualSpec:
+        """The asynchronous instance."""
+        return VirtualSpec(
+            cost=CostModel(
+                shape=self.shape, hardware=self.hardware, tp=self.parallel.tp, moe_devices=self.parallel.moe_devices
+            ),
+            parallel=self.parallel,
+            prefill=self.prefill,
+            is_pooled=self.is_pooled,
+            load=self.load,
+        )
+
+
+def paper_setup() -> Setup:
+    """5.1: DeepSeek-V3.2 on 32 dies, D=4, T=4, E=16."""
+    instance = paper()
+    return Setup(shape=deepseek_v32(), hardware=ascend_910c(), parallel=instance.parallel, prefill=instance.prefill)
+
+
+def asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """This product as it ships."""
+    return _asynchronous(setup.spec(), trace)
+
+
+def no_overlap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """5.5.2: one stream on each MoE device."""
+    return _asynchronous(replace(setup.spec(), loops=(attention.serve, experts.serve_sequential)), trace)
+
+
+def no_super_kernel(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """5.5.3: the host launches each MoE layer."""
+    return _asynchronous(replace(setup.spec(), has_super_kernel=False), trace)
+
+
+def _asynchronous(spec: VirtualSpec, trace: Sequence[TraceRequest]) -> Run:
+    scheduler = DualBatchScheduler(spec.prefill, spec.parallel.dp_groups, UNBOUNDED, UNBOUNDED, cost=spec.cost.batch_s)
+    return simulate(spec, scheduler, trace)
+
+
+System = Callable[[Setup, Sequence[TraceRequest]], Run]
+
+SYSTEMS: Final[dict[str, System]] = {
+    "asap": asap,
+    "no_overlap": no_overlap,
+    "no_super_kernel": no_super_kernel,
+}
+
+
+def system_of(name: str) -> System:
+    """A system by its name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if name not in SYSTEMS:
+        raise ConfigError(f"unknown system {name!r}; known: {', '.join(SYSTEMS)}")
+    return SYSTEMS[name]
