@@ -75,7 +75,7 @@ class AttentionGroup:
 
     def __init__(self, config: bytes, group: int) -> None:
         served = decode(ServeConfig, config)
-        self._streams: dict[str, asyncio.Queue[Events | None]] = {}
+        self._streams: dict[tuple[str, int], asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
         self._store = store = TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
         placement = get_current_placement_group()
@@ -108,21 +108,25 @@ class AttentionGroup:
     async def run(self, message: bytes) -> AsyncIterator[bytes]:
         """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
 
+        A chunk with more to come gets no token; a batch of such chunks alone is one message without any.
+
         Raises:
             RuntimeError: the loop failed; the text says why.
         """
         batch = decode(Batch, message)
-        unfinished = {request.request_id for request in batch.requests}
-        stream = self._streams[batch.requests[0].request_id] = asyncio.Queue()
+        unfinished = {request.request_id for request in batch.requests if not request.future_tokens}
+        stream = self._streams[_key(batch)] = asyncio.Queue()
         self._leader.put(batch)
+        is_first = True
         try:
-            while unfinished:
+            while is_first or unfinished:
                 if self._rank.state() != "serving" or (events := await stream.get()) is None:
                     raise RuntimeError(f"the loop is not running: {self._rank.state()}")
                 unfinished -= {token.request_id for token in events.tokens if token.finish_reason}
+                is_first = False
                 yield encode(events)
         finally:
-            del self._streams[batch.requests[0].request_id]
+            del self._streams[_key(batch)]
 
     async def state(self, frontend: str) -> str:
         """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks; renews the frontend's lease."""
@@ -150,9 +154,9 @@ class AttentionGroup:
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         events = Events(tokens, dataclasses.replace(stamps))  # the loop goes on counting in its own
-        self._later(self._hand_over, batch.requests[0].request_id, events)
+        self._later(self._hand_over, _key(batch), events)
 
-    def _hand_over(self, key: str, events: Events) -> None:
+    def _hand_over(self, key: tuple[str, int], events: Events) -> None:
         if key in self._streams:  # gone if its scheduler is
             self._streams[key].put_nowait(events)
 
@@ -162,6 +166,12 @@ class AttentionGroup:
     def _fail_streams(self) -> None:
         for stream in self._streams.values():
             stream.put_nowait(None)
+
+
+def _key(batch: Batch) -> tuple[str, int]:
+    """One a batch in flight: two of them may hold chunks of one prompt."""
+    first = batch.requests[0]
+    return first.request_id, first.past_tokens
 
 
 def _collective(served: ServeConfig, rank: int, port: int) -> Collective:

@@ -217,7 +217,8 @@ class PrefillService:
         group, batch = assignment.group, assignment.batch
         try:
             await self._stream(group, batch)
-            self._fail(batch.requests, Unavailable(f"group {group} ended a batch before its last token"))
+            due = [request for request in batch.requests if not request.future_tokens]
+            self._fail(due, Unavailable(f"group {group} ended a batch before its last token"))
         except Exception as error:  # whatever it is, it must not leave a client waiting
             self._lose(group, batch, error)
         finally:

@@ -30,6 +30,7 @@ DEVICE = Registration(
 MESSAGES = [
     REQUEST,
     Batch((REQUEST,)),
+    Batch((REQUEST.chunk(1, 2),)),
     Events((TOKEN,), Stamps(attention_s=1.0)),
     Answered(TOKEN, {"queue_s": 0.25}),
     Answered(status=429, error="full"),

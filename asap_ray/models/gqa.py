@@ -75,7 +75,7 @@ class GroupedQueryAttention:
         qkv_SC = hidden_SH @ self._qkv_HC
         if self._qkv_bias_C is not None:
             qkv_SC += self._qkv_bias_C
-        heads_SND = qkv_SC.view(len(hidden_SH), -1, self._head_dim)
+        heads_SND = qkv_SC.view(len(hidden_SH), sum(self._split), self._head_dim)
         query_SND, key_SGD, value_SGD = torch.split(heads_SND, self._split, dim=1)
         query_SND = rotation.apply(rms_norm(query_SND, self._query_norm_D, self._eps)).to(hidden_SH.dtype)
         key_SGD = rotation.apply(rms_norm(key_SGD, self._key_norm_D, self._eps)).to(hidden_SH.dtype)

@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -61,6 +62,11 @@ class QwenAttention:
         self._norm_H = shard.vector("model.norm.weight", config.hidden)
         self._kept: dict[str, Cache] = {}  # of prompts with chunks to come, by request id
 
+    @property
+    def num_kept(self) -> int:
+        """Prompts with chunks to come."""
+        return len(self._kept)
+
     def forget(self, request_id: str) -> None:
         """Let go of a prompt whose next chunk will not come; nothing happens if none is kept."""
         self._kept.pop(request_id, None)
@@ -71,14 +77,14 @@ class QwenAttention:
             return self._start(batch)
 
     def _start(self, batch: Batch) -> Pass:
-        answers, token_ids, start = [], [], 0
-        for request in batch.requests:  # int32 little-endian, as every CPU we run on
-            ids_n = torch.frombuffer(bytearray(request.token_ids), dtype=torch.int32)
-            sequence = Sequence(slice(start, start + len(ids_n)), request.past_tokens, self._cache(request))
+        answers, start = [], 0
+        for request in batch.requests:
+            stop = start + request.num_tokens
+            sequence = Sequence(slice(start, stop), request.past_tokens, self._cache(request))
             answers.append(Answer(request, Sampler(request.sampling), sequence))
-            token_ids.append(ids_n)
-            start += len(ids_n)
-        return self._pass(answers, torch.cat(token_ids))
+            start = stop
+        token_ids = b"".join(request.token_ids for request in batch.requests)  # as every CPU we run on: little-endian
+        return self._pass(answers, torch.from_numpy(np.frombuffer(token_ids, np.int32).copy()))
 
     def _cache(self, request: Request) -> Cache | None:
         """Where a request's keys and values stay; the chunks of one prompt share it. The last chunk takes it along."""

@@ -89,6 +89,26 @@ def test_any_degrees_answer_as_transformers(
     assert run(ask_all()) == [reference] * dp_groups
 
 
+def test_a_prompt_in_chunks_answers_as_transformers(
+    run: Run, make_config: MakeConfig, reference: dict[str, int]
+) -> None:
+    """Both chunks are in flight at once; the first is one pass without a token, the second has the prompt's."""
+    instance = PrefillInstance(make_config("chunks", 1, 2, 1))
+
+    async def ask(start: int, stop: int) -> list[tuple[int, ...]]:
+        batch = Batch((request(3).chunk(start, stop),))
+        return [tuple(token.token_id for token in tokens) async for tokens, _ in instance.run(0, batch)]
+
+    async def ask_both() -> list[Any]:
+        await instance.start()
+        try:
+            return await asyncio.gather(ask(0, 100), ask(100, 129))
+        finally:
+            await instance.stop()
+
+    assert run(ask_both()) == [[()], [(reference["r3"],)]]
+
+
 def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) -> None:
     """No actor and no placement group survives `stop`."""
     config = make_config("gone", 1, 1, 1)

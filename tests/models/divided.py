@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,39 +73,57 @@ class Outcome:
     rows: list[int] = field(default_factory=list)  # dispatched by this rank, per pass
 
 
-def run_rank(stage: QwenAttention, experts: list[tuple[range, ExpertStage]], batch: Batch) -> Outcome:
-    """The attention loop of one rank without an engine."""
-    outcome = Outcome()
+Experts = list[tuple[range, ExpertStage]]
+
+
+def turns(stage: QwenAttention, experts: Experts, batch: Batch, outcome: Outcome) -> Iterator[None]:
+    """The attention loop of one rank without an engine; each step is one layer of one pass, or the end of one."""
     state = drive(stage.start(batch))
     while state is not None:
         expert_out = None
         for layer in range(stage.num_layers):
             routed = drive(stage.attend(state, layer, expert_out))
+            yield
             expert_out = run_experts(experts, layer, routed)
         finished = drive(stage.finish(state, expert_out))
-        outcome.logits.append(stage.logits(state) if finished.next_state is None else torch.empty(0))
+        is_last = finished.tokens and finished.next_state is None
+        outcome.logits.append(stage.logits(state) if is_last else torch.empty(0))
         outcome.rows.append(len(routed.hidden_SH))
         outcome.tokens += finished.tokens
         state = finished.next_state
+        yield
+
+
+def run_rank(stage: QwenAttention, experts: Experts, batches: Sequence[Batch]) -> Outcome:
+    """One batch after the other."""
+    outcome = Outcome()
+    for batch in batches:
+        for _ in turns(stage, experts, batch, outcome):
+            pass
     return outcome
 
 
 def run_divided(
-    model: Model, batch: Batch, tp: int = 1, moe_devices: int = 1, dtype: torch.dtype = torch.float32
+    model: Model,
+    *batches: Batch,
+    tp: int = 1,
+    moe_devices: int = 1,
+    dtype: torch.dtype = torch.float32,
+    run: Callable[[QwenAttention, Experts, Sequence[Batch]], Outcome] = run_rank,
 ) -> list[Outcome]:
-    """Run a batch on `tp` threads and `moe_devices` uneven shares of the experts; every rank's outcome."""
+    """Run batches on `tp` threads and `moe_devices` uneven shares of the experts; every rank's outcome."""
     num_experts = model.spec.num_experts
     shares = [range(e * num_experts // moe_devices, (e + 1) * num_experts // moe_devices) for e in range(moe_devices)]
     experts = [(share, model.expert_stage(share, dtype)) for share in shares]
     if tp == 1:
-        return [run_rank(model.attention_stage(SoloCollective(), dtype), experts, batch)]
+        return [run(model.attention_stage(SoloCollective(), dtype), experts, batches)]
     boards, barrier = [None] * tp, threading.Barrier(tp)
     outcomes: list[Any] = [None] * tp
 
     def work(rank: int) -> None:
         try:
             stage = model.attention_stage(ThreadCollective(rank, boards, barrier), dtype)
-            outcomes[rank] = run_rank(stage, experts, batch)
+            outcomes[rank] = run(stage, experts, batches)
         except BaseException as error:
             outcomes[rank] = error
             barrier.abort()

@@ -36,7 +36,7 @@ def test_logits_of_a_divided_batch(transformers_model: Make, tp: int, moe_device
     directory, oracle = transformers_model()
     prompts = random_prompts(LENGTHS, TINY["vocab_size"])
 
-    outcomes = run_divided(load_model(directory), batch_of(prompts), tp, moe_devices)
+    outcomes = run_divided(load_model(directory), batch_of(prompts), tp=tp, moe_devices=moe_devices)
 
     for outcome in outcomes:
         assert_same_logits(outcome.logits[0], expected_logits(oracle, prompts))
@@ -64,7 +64,7 @@ def test_logits_of_every_kind_of_model(transformers_model: Make, changes: dict[s
     directory, oracle = transformers_model(**changes)
     prompts = random_prompts([3, 50], TINY["vocab_size"])
 
-    outcomes = run_divided(load_model(directory), batch_of(prompts), tp, moe_devices=2)
+    outcomes = run_divided(load_model(directory), batch_of(prompts), tp=tp, moe_devices=2)
 
     assert_same_logits(outcomes[-1].logits[0], expected_logits(oracle, prompts))
 
@@ -79,7 +79,7 @@ def test_greedy_answers_are_those_of_generate(transformers_model: Make, tp: int)
         for p in prompts
     ]
 
-    outcomes = run_divided(load_model(directory), batch_of(prompts, max_tokens=8), tp, moe_devices=2)
+    outcomes = run_divided(load_model(directory), batch_of(prompts, max_tokens=8), tp=tp, moe_devices=2)
 
     for outcome in outcomes:
         answers = [[t.token_id for t in outcome.tokens if t.request_id == str(idx)] for idx in range(len(prompts))]
@@ -107,7 +107,7 @@ def test_one_token_keeps_no_keys(transformers_model: Make) -> None:
 
     state = drive(stage.start(batch_of([[1, 2, 3]])))
 
-    assert [sequence.cache_L2GnD for sequence in state.sequences] == [None]
+    assert [sequence.cache for sequence in state.sequences] == [None]
 
 
 def test_nothing_is_kept_for_gradients(transformers_model: Make) -> None:
