@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from asap_ray.backends.virtual.instance import VirtualSpec, balanced
-from asap_ray.backends.virtual.stages import Load
+from asap_ray.backends.virtual.instance import VirtualSpec
 from asap_ray.cost.hardware import Hardware, ascend_910c
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.shapes import Shape, deepseek_v32
+from asap_ray.cost.skew import UNIFORM, Skew
 from asap_ray.engine import attention, experts
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Run, simulate
@@ -30,7 +30,7 @@ class Setup:
     hardware: Hardware
     parallel: ParallelSpec  # of the asynchronous systems; the others split the same devices their own way
     prefill: PrefillSpec
-    load: Load = balanced
+    skew: Skew = UNIFORM
     is_pooled: bool = True
 
     def spec(self) -> VirtualSpec:
@@ -42,7 +42,7 @@ class Setup:
             parallel=self.parallel,
             prefill=self.prefill,
             is_pooled=self.is_pooled,
-            load=self.load,
+            load=self.skew.load(self.parallel.moe_devices),
         )
 
 

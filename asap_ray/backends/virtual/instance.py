@@ -8,15 +8,11 @@ from dataclasses import dataclass, replace
 from asap_ray.backends.virtual.comm import Buffers, Take, VirtualAttentionComm, VirtualMoEComm, round_robin
 from asap_ray.backends.virtual.door import Deliver, VirtualDoor
 from asap_ray.backends.virtual.runtime import VirtualRuntime
-from asap_ray.backends.virtual.stages import Barrier, Load, VirtualAttention, VirtualMoE
+from asap_ray.backends.virtual.stages import Barrier, VirtualAttention, VirtualMoE
 from asap_ray.cost.model import CostModel
+from asap_ray.cost.skew import Load, balanced
 from asap_ray.engine import attention, experts, instance
 from asap_ray.spec import ParallelSpec, PrefillSpec
-
-
-def balanced(moe_device: int, layer: int) -> float:  # noqa: ARG001
-    """Every device gets its share of every batch."""
-    return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

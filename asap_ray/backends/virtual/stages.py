@@ -11,9 +11,6 @@ from asap_ray.batch import Batch, Token
 from asap_ray.cost.model import CostModel
 from asap_ray.protocol import Finished, Routed
 
-Load = Callable[[int, int], float]
-"""(device, layer) -> its share of a batch's rows over a balanced one's; 1 everywhere is perfect balance (2.2.2)."""
-
 FIRST_TOKEN: Final = 0
 
 
