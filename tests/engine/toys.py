@@ -159,9 +159,13 @@ class ToyInstance:
 
     def ask(self, batches: list[tuple[int, Batch]], timeout_s: float = 60.0) -> dict[str, float]:
         """Give each (group, batch) to its door and wait for all answers."""
-        wanted = {request.request_id for _, batch in batches for request in batch.requests}
         for group, batch in batches:
             self.doors[group].put(batch)
+        return self.wait(batches, timeout_s)
+
+    def wait(self, batches: list[tuple[int, Batch]], timeout_s: float = 60.0) -> dict[str, float]:
+        """Wait for all answers to batches that are at their doors."""
+        wanted = {request.request_id for _, batch in batches for request in batch.requests}
         with self._answered:
             self._answered.wait_for(lambda: self.failure or wanted <= set(self.answers), timeout_s)
         if self.failure:

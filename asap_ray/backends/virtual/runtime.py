@@ -34,6 +34,7 @@ class VirtualRuntime:
         self._signals: list[Signal] = []
         self._ends: dict[Stream, Callable[[], None]] = {}
         self.num_events = 0
+        self._num_timers = 0  # breaks ties: equal times keep the order in which they were set
 
     def now(self) -> float:
         """Virtual seconds since the start."""
@@ -63,8 +64,8 @@ class VirtualRuntime:
 
     def call_at(self, time_s: float, action: Callable[[], None]) -> None:
         """Call `action` when that time comes."""
-        self.num_events += 1
-        heapq.heappush(self._heap, (max(time_s, self._now_s), self.num_events, action))
+        self._num_timers += 1
+        heapq.heappush(self._heap, (max(time_s, self._now_s), self._num_timers, action))
 
     def spawn(self, stream: Stream, on_end: Callable[[], None] = lambda: None) -> None:
         """Start a stream beside the others; its error ends the run."""
@@ -125,7 +126,8 @@ class VirtualRuntime:
                 self._ends.pop(stream)()
                 continue
             if type(wanted) is float:
-                heapq.heappush(heap, (self._now_s + wanted, self.num_events, stream))
+                self._num_timers += 1
+                heapq.heappush(heap, (self._now_s + wanted, self._num_timers, stream))
             else:
                 wanted.append(stream)
 
@@ -140,6 +142,7 @@ class VirtualRuntime:
         if type(due) is CoroutineType:
             self._ready.append(due)
         else:
+            self.num_events += 1
             cast("Callable[[], None]", due)()
 
 
