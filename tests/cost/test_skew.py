@@ -59,11 +59,17 @@ def test_steeper_popularity_makes_the_busiest_device_busier() -> None:
     assert slowest[0] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("text", ["zipf", "zipf:x", "zipf:-1", "even", "counts:", "uniform:3"])
+@pytest.mark.parametrize("text", ["zipf", "zipf:x", "even", "counts:", "uniform:3"])
 def test_an_unknown_skew_is_refused_with_its_text(text: str, small: Shape) -> None:
     """The message names what was given."""
     with pytest.raises(ConfigError, match=re.escape(repr(text))):
         skew_of(text, small)
+
+
+def test_an_exponent_out_of_range_is_refused(small: Shape) -> None:
+    """With the value and the limits."""
+    with pytest.raises(ConfigError, match=r"-1\.0 must lie in 0\.\.4"):
+        skew_of("zipf:-1", small)
 
 
 @pytest.mark.parametrize(
