@@ -24,6 +24,10 @@ class Shape:
     pair_flops: float  # attention: one (query, key) pair of the causal half
     attention_params: float  # weights of one layer that are not routed experts
     kv_bytes: int  # of one token in one layer
+    vocab_size: int
+    num_kv_heads: int = 1  # over which a group's ranks divide keys and values; 1: MLA's latent is on every rank
+    num_dense_layers: int = 0  # without experts; they count for memory alone
+    dense_intermediate: int = 0
     weight_bytes: int = 1  # INT8 (W8A8): BF16 experts of the paper's model do not fit its 16 devices
 
     @property
@@ -37,8 +41,16 @@ class Shape:
         return float(MULTIPLY_ADD * self.top_k * self.expert_params)
 
 
-def _gqa(name: str, num_layers: int, heads: tuple[int, int, int], experts: tuple[int, int, int], hidden: int) -> Shape:
-    """Grouped-query attention: (query heads, key-value heads, head size), (experts, top_k, intermediate)."""
+def _gqa(name: str, layers: tuple[int, int, int], heads: tuple[int, int, int], experts: tuple[int, int, int]) -> Shape:
+    """Grouped-query attention.
+
+    Args:
+        name: of the preset.
+        layers: their number, hidden size, vocabulary.
+        heads: query heads, key-value heads, head size.
+        experts: their number, top_k, intermediate size.
+    """
+    num_layers, hidden, vocab_size = layers
     num_heads, num_kv_heads, head_dim = heads
     num_experts, top_k, moe_intermediate = experts
     params = 2 * hidden * head_dim * (num_heads + num_kv_heads)
@@ -53,6 +65,8 @@ def _gqa(name: str, num_layers: int, heads: tuple[int, int, int], experts: tuple
         pair_flops=float(MULTIPLY_ADD * num_heads * 2 * head_dim),
         attention_params=float(params),
         kv_bytes=2 * 2 * num_kv_heads * head_dim,
+        vocab_size=vocab_size,
+        num_kv_heads=num_kv_heads,
     )
 
 
@@ -70,6 +84,9 @@ def deepseek_v32() -> Shape:
         pair_flops=float(MULTIPLY_ADD * (128 * (192 + 128) + 64 * 128)),
         attention_params=(mla_flops + indexer_flops) / MULTIPLY_ADD + 3 * 7168 * 2048,  # and one shared expert
         kv_bytes=2 * (512 + 64) + 128,
+        vocab_size=129280,
+        num_dense_layers=3,
+        dense_intermediate=18432,
     )
 
 
@@ -94,17 +111,20 @@ def kimi_k2() -> Shape:
         pair_flops=float(MULTIPLY_ADD * heads * (nope + rope + value)),
         attention_params=float(params + 3 * hidden * 2048),
         kv_bytes=2 * (kv_lora + rope),
+        vocab_size=163840,
+        num_dense_layers=1,
+        dense_intermediate=18432,
     )
 
 
 def qwen3_235b() -> Shape:
     """Qwen3-235B-A22B."""
-    return _gqa("qwen3-235b-a22b", 94, (64, 4, 128), (128, 8, 1536), 4096)
+    return _gqa("qwen3-235b-a22b", (94, 4096, 151936), (64, 4, 128), (128, 8, 1536))
 
 
 def mixtral_8x22b() -> Shape:
     """Mixtral 8x22B: few, large experts."""
-    return _gqa("mixtral-8x22b", 56, (48, 8, 128), (8, 2, 16384), 6144)
+    return _gqa("mixtral-8x22b", (56, 6144, 32768), (48, 8, 128), (8, 2, 16384))
 
 
 SHAPES: Final = {shape.name: shape for shape in (deepseek_v32(), kimi_k2(), qwen3_235b(), mixtral_8x22b())}
