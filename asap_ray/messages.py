@@ -49,6 +49,13 @@ class Events:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One worker's share of a step of a synchronous system: a micro-batch a slot."""
+
+    batches: tuple[Batch, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Answered:
     """One token of a request, or why there is none, for callers inside the cluster.
 
@@ -68,6 +75,7 @@ _KINDS: Final[dict[type, str]] = {
     Answered: "answered",
     Registrations: "registrations",
     Events: "events",
+    Step: "step",
     Duty: "duty",
 }
 

@@ -134,7 +134,7 @@ class HostAttention:
         self._group = group
         self._rank = collective.rank
         self._epoch = epoch  # one a group, from rank 0
-        self._stage = model.attention_stage(collective, DTYPES[config.compute_type])
+        self.stage = model.attention_stage(collective, DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
@@ -159,12 +159,12 @@ class HostAttention:
             combine=prefill.combine,
         )
         self.runtime.on_close(native.abort)
-        self._comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
+        self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
 
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
         torch.set_num_threads(self._config.threads)
-        rank = attention.Rank(self.runtime, self._comm, self._stage, queue, self.duty)
+        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self.duty)
         try:
             drive(attention.serve(rank))
         except Closed:
@@ -180,7 +180,7 @@ class HostMoE:
         self._layout = layout_of(self._instance)
         self._moe_device = moe_device
         self._epoch = time.time_ns()
-        self._stage = model.expert_stage(self._instance.experts_of(moe_device), DTYPES[config.compute_type])
+        self.stage = model.expert_stage(self._instance.experts_of(moe_device), DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
@@ -203,12 +203,12 @@ class HostMoE:
             compute_type=self._config.compute_type,
         )
         self.runtime.on_close(native.abort)
-        self._comm = HostMoEComm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
+        self.comm = HostMoEComm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
 
     def serve(self) -> None:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""
         torch.set_num_threads(self._config.threads)
         try:
-            drive(experts.serve(experts.Device(self.runtime, self._comm, self._stage, self.duty)))
+            drive(experts.serve(experts.Device(self.runtime, self.comm, self.stage, self.duty)))
         except Closed:
             return
