@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from asap_ray.backends.virtual.instance import VirtualSpec
+from asap_ray.backends.virtual.lockstep import LockstepSpec
 from asap_ray.cost.hardware import Hardware, ascend_910c
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.shapes import Shape, deepseek_v32
@@ -14,6 +15,7 @@ from asap_ray.cost.skew import UNIFORM, Skew
 from asap_ray.engine import attention, experts
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Run, simulate
+from asap_ray.evaluation.sync_systems import POLICIES, synchronous
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
 from asap_ray.spec import ParallelSpec, PrefillSpec, paper
 from asap_ray.workload.trace import TraceRequest
@@ -45,6 +47,14 @@ class Setup:
             load=self.skew.load(self.parallel.moe_devices),
         )
 
+    def lockstep_spec(self) -> LockstepSpec:
+        """A synchronous instance on the same devices, all of which hold experts."""
+        num_devices = self.parallel.num_devices
+        return LockstepSpec(
+            cost=CostModel(shape=self.shape, hardware=self.hardware, tp=self.parallel.tp, moe_devices=num_devices),
+            load=self.skew.load(num_devices),
+        )
+
 
 def paper_setup() -> Setup:
     """5.1: DeepSeek-V3.2 on 32 dies, D=4, T=4, E=16."""
@@ -72,12 +82,17 @@ def _asynchronous(spec: VirtualSpec, trace: Sequence[TraceRequest]) -> Run:
     return simulate(spec, scheduler, trace)
 
 
+def _synchronous(name: str) -> System:
+    return lambda setup, trace: synchronous(name, setup.lockstep_spec(), trace)
+
+
 System = Callable[[Setup, Sequence[TraceRequest]], Run]
 
 SYSTEMS: Final[dict[str, System]] = {
     "asap": asap,
     "no_overlap": no_overlap,
     "no_super_kernel": no_super_kernel,
+    **{name: _synchronous(name) for name in POLICIES},
 }
 
 
