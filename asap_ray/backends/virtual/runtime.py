@@ -106,44 +106,38 @@ class VirtualRuntime:
         self.spawn(main, end)
         try:
             while not done:
-                self._step_ready()
-                if not done:
-                    self._next_event()
+                self._step(self._ready.popleft() if self._ready else self._next())
         finally:
             for stream in list(self._ends):
                 stream.close()
             self._ends.clear()
 
-    def _step_ready(self) -> None:
-        """Run every stream that can go on at this time."""
-        ready, heap = self._ready, self._heap
-        while ready:
-            stream = ready.popleft()
-            self.num_events += 1
-            try:
-                wanted = stream.send(None)
-            except StopIteration:
-                self._ends.pop(stream)()
-                continue
-            if type(wanted) is float:
-                self._num_timers += 1
-                heapq.heappush(heap, (self._now_s + wanted, self._num_timers, stream))
-            else:
-                wanted.append(stream)
+    def _step(self, due: Stream | Callable[[], None]) -> None:
+        """Run a stream up to its next wait, or call an action."""
+        self.num_events += 1
+        if type(due) is not CoroutineType:
+            cast("Callable[[], None]", due)()
+            return
+        try:
+            wanted = due.send(None)
+        except StopIteration:
+            self._ends.pop(due)()
+            return
+        if type(wanted) is float:
+            self._num_timers += 1
+            heapq.heappush(self._heap, (self._now_s + wanted, self._num_timers, due))
+        else:
+            wanted.append(due)
 
-    def _next_event(self) -> None:
-        """Jump to the next time something is due, and make it ready."""
+    def _next(self) -> Stream | Callable[[], None]:
+        """Jump to the next time something is due."""
         if not self._heap:
             waits = ", ".join(f"{len(signal)} for {signal.what}" for signal in self._signals if signal)
             raise PeerTimeout(
                 f"virtual time stopped at {self._now_s:.6f} s; streams wait for ever: {waits or 'nobody'}"
             )
         self._now_s, _, due = heapq.heappop(self._heap)
-        if type(due) is CoroutineType:
-            self._ready.append(due)
-        else:
-            self.num_events += 1
-            cast("Callable[[], None]", due)()
+        return due
 
 
 class VirtualQueue:
