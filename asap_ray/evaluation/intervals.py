@@ -1,0 +1,37 @@
+"""A mean and how far it may be off, from a few repetitions."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+T_975: Final = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Quantiles of Student's t distribution at 97.5 % for 1 to 30 degrees of freedom; the last serves above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A 95 % confidence interval: mean +- half_width; None from a single value."""
+
+    mean: float
+    half_width: float | None
+
+    def text(self, digits: int = 2) -> str:
+        """For a table."""
+        mean = f"{self.mean:.{digits}f}"
+        return mean if self.half_width is None else f"{mean}±{self.half_width:.{digits}f}"
+
+
+def interval_of(values: Sequence[float]) -> Interval:
+    """Of the mean of at least one value, by the t distribution."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return Interval(mean, None)
+    quantile = T_975[min(len(values) - 1, len(T_975)) - 1]
+    return Interval(mean, quantile * statistics.stdev(values) / len(values) ** 0.5)
