@@ -16,6 +16,7 @@ from asap_ray.engine import attention, experts
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Run, simulate
 from asap_ray.evaluation.sync_systems import POLICIES, synchronous
+from asap_ray.scheduler.admission import Admission, pairs, refill, single
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
 from asap_ray.spec import ParallelSpec, PrefillSpec, paper
 from asap_ray.workload.trace import TraceRequest
@@ -67,18 +68,40 @@ def asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     return _asynchronous(setup.spec(), trace)
 
 
+def paper_asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """The paper's own policy (3.3): first come first served, pairs that start together on an idle group."""
+    return _asynchronous(_paper_spec(setup), trace, pairs)
+
+
+def paper_refill(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """The other reading of 3.3.2: a slot is refilled as soon as its batch is done."""
+    return _asynchronous(setup.spec(), trace, refill)
+
+
+def no_dual(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """5.5.1: the paper's system with one batch in flight per group."""
+    return _asynchronous(_paper_spec(setup), trace, single)
+
+
 def no_overlap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
-    """5.5.2: one stream on each MoE device."""
-    return _asynchronous(replace(setup.spec(), loops=(attention.serve, experts.serve_sequential)), trace)
+    """5.5.2: the paper's system with one stream on each MoE device."""
+    loops = (attention.serve_pairs, experts.serve_sequential)
+    return _asynchronous(replace(_paper_spec(setup), loops=loops), trace, pairs)
 
 
 def no_super_kernel(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
-    """5.5.3: the host launches each MoE layer."""
-    return _asynchronous(replace(setup.spec(), has_super_kernel=False), trace)
+    """5.5.3: the paper's system whose host launches each MoE layer."""
+    return _asynchronous(replace(_paper_spec(setup), has_super_kernel=False), trace, pairs)
 
 
-def _asynchronous(spec: VirtualSpec, trace: Sequence[TraceRequest]) -> Run:
-    scheduler = DualBatchScheduler(spec.prefill, spec.parallel.dp_groups, UNBOUNDED, UNBOUNDED, cost=spec.cost.batch_s)
+def _paper_spec(setup: Setup) -> VirtualSpec:
+    return replace(setup.spec(), loops=(attention.serve_pairs, experts.serve))
+
+
+def _asynchronous(spec: VirtualSpec, trace: Sequence[TraceRequest], admission: Admission = refill) -> Run:
+    scheduler = DualBatchScheduler(
+        spec.prefill, spec.parallel.dp_groups, UNBOUNDED, UNBOUNDED, cost=spec.cost.batch_s, admission=admission
+    )
     return simulate(spec, scheduler, trace)
 
 
@@ -90,6 +113,9 @@ System = Callable[[Setup, Sequence[TraceRequest]], Run]
 
 SYSTEMS: Final[dict[str, System]] = {
     "asap": asap,
+    "paper": paper_asap,
+    "paper_refill": paper_refill,
+    "no_dual": no_dual,
     "no_overlap": no_overlap,
     "no_super_kernel": no_super_kernel,
     **{name: _synchronous(name) for name in POLICIES},

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from asap_ray.batch import Batch, Request
 from asap_ray.errors import ConfigError, Overloaded, RequestError
+from asap_ray.scheduler.admission import Admission, refill
 from asap_ray.scheduler.drain_rate import DrainRate
 from asap_ray.scheduler.length_aware import LengthAwareBatcher
-from asap_ray.spec import NUM_SLOTS, PrefillSpec
+from asap_ray.spec import PrefillSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class _Group:
     index: int
     is_up: bool = True
     in_flight: list[Batch] = field(default_factory=list)
+    num_free: int = 0  # batches it may still take in this `assign`
 
 
 def num_tokens(batch: Batch) -> float:
@@ -40,7 +42,7 @@ def num_tokens(batch: Batch) -> float:
 class DualBatchScheduler:
     """One bounded queue in front of all DP groups of an instance.
 
-    A group holds at most `NUM_SLOTS` batches and gets the next one as soon as one is done; no batch
+    A group holds at most `NUM_SLOTS` batches and by default gets the next one as soon as one is done; no batch
     waits for a partner. The group with the least work takes it, so an idle one comes first. A solo
     batch runs on a group that holds nothing else; while it waits, the group that will be free
     soonest is kept for it, and what came later goes to the others.
@@ -53,8 +55,9 @@ class DualBatchScheduler:
         max_queued_requests: int,
         max_queued_tokens: int,
         cost: Callable[[Batch], float] = num_tokens,
+        admission: Admission = refill,
     ) -> None:
-        """`cost` is the work of a batch, positive, in any unit.
+        """`cost` is the work of a batch, positive, in any unit; `admission` says when a group has room.
 
         Raises:
             ConfigError: the queue could not admit the longest prompt.
@@ -70,6 +73,7 @@ class DualBatchScheduler:
         self._max_queued_requests = max_queued_requests
         self._max_queued_tokens = max_queued_tokens
         self._cost = cost
+        self._admission = admission
         self._queue = LengthAwareBatcher(prefill)
         self._groups = [_Group(index) for index in range(num_groups)]
         self._drain_rate = DrainRate()
@@ -130,16 +134,20 @@ class DualBatchScheduler:
     def assign(self, now: float) -> list[Assignment]:
         """Every batch that can start now; they count as in flight from here on."""
         assignments = []
+        self._count_free()
         while assignment := self._next(now):
             assignments.append(assignment)
             self._queue.take(assignment.batch)
             if not any(group.in_flight for group in self._groups):
                 self._busy_since_s = now
-            self._groups[assignment.group].in_flight.append(assignment.batch)
+            group = self._groups[assignment.group]
+            group.in_flight.append(assignment.batch)
+            group.num_free -= 1
         return assignments
 
     def wake_at(self, now: float) -> float | None:
         """When `assign` has a batch if nothing else happens; None if only an event can bring one."""
+        self._count_free()
         groups, num_skipped = self._candidates()
         closes_at = self._queue.closes_at(num_skipped) if groups else None
         return None if closes_at is None else max(now, closes_at)
@@ -167,6 +175,10 @@ class DualBatchScheduler:
         """The group takes batches again."""
         self._groups[group].is_up = True
 
+    def _count_free(self) -> None:
+        for group in self._groups:
+            group.num_free = self._admission(len(group.in_flight))
+
     def _next(self, now: float) -> Assignment | None:
         groups, num_skipped = self._candidates()
         batch = self._queue.peek(now, num_skipped) if groups else None
@@ -191,4 +203,4 @@ class DualBatchScheduler:
 
     def _has_room(self, group: _Group) -> bool:
         runs_solo = any(self._prefill.is_solo(batch.num_tokens) for batch in group.in_flight)
-        return len(group.in_flight) < NUM_SLOTS and not runs_solo
+        return group.num_free > 0 and not runs_solo

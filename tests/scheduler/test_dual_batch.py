@@ -6,6 +6,7 @@ import pytest
 
 from asap_ray.batch import Request
 from asap_ray.errors import ConfigError, Overloaded, RequestError
+from asap_ray.scheduler.admission import Admission, pairs, refill, single
 from asap_ray.scheduler.drain_rate import UNKNOWN_S
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.spec import PrefillSpec
@@ -14,9 +15,9 @@ PREFILL = PrefillSpec(max_tokens=64, solo_tokens=32, inflection_tokens=8, max_wa
 SOLO = 40
 
 
-def scheduler(num_groups: int = 1, max_queued_requests: int = 100) -> DualBatchScheduler:
+def scheduler(num_groups: int = 1, max_queued_requests: int = 100, admission: Admission = refill) -> DualBatchScheduler:
     """A scheduler with room for what these tests need."""
-    return DualBatchScheduler(PREFILL, num_groups, max_queued_requests, max_queued_tokens=200)
+    return DualBatchScheduler(PREFILL, num_groups, max_queued_requests, max_queued_tokens=200, admission=admission)
 
 
 def submit(policy: DualBatchScheduler, *lengths: int) -> None:
@@ -236,3 +237,34 @@ def test_queue_must_admit_the_longest_prompt() -> None:
     """A bound below max_tokens would refuse a legal prompt for ever."""
     with pytest.raises(ConfigError, match="max_queued_tokens=63 is below max_tokens=64"):
         DualBatchScheduler(PREFILL, num_groups=1, max_queued_requests=1, max_queued_tokens=63)
+
+
+def test_pairs_start_together_on_an_idle_group() -> None:
+    """The paper's admission (3.3.2): what comes later waits until both are done."""
+    policy = scheduler(admission=pairs)
+    submit(policy, 8, 9, 10)
+    first, second = policy.assign(0.0)
+
+    policy.done(0, first.batch, now=1.0)
+    assert placed(policy.assign(1.0)) == []
+
+    policy.done(0, second.batch, now=2.0)
+    assert placed(policy.assign(2.0)) == [(0, 10)]
+
+
+def test_a_lone_batch_is_half_a_pair() -> None:
+    """No batch waits for a partner while a group is idle, and none joins it later."""
+    policy = scheduler(admission=pairs)
+    submit(policy, 8)
+    policy.assign(0.0)
+    submit(policy, 9)
+
+    assert placed(policy.assign(1.0)) == []
+
+
+def test_without_interleaving_a_group_runs_one_batch() -> None:
+    """The ablation of 5.5.1."""
+    policy = scheduler(admission=single)
+    submit(policy, 8, 9)
+
+    assert placed(policy.assign(0.0)) == [(0, 8)]
