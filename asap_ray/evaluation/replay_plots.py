@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Final
@@ -13,13 +12,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from asap_ray.evaluation.replay_report import OTHER, Bucket, Utilisation
+from asap_ray.evaluation.svg import ACCENT, ALARM, INK, WIDTH_IN, figure_of, legend_above, style, svg_of
 from asap_ray.workload.client import Result
 
-WIDTH_IN: Final = 9.0
 BAR_WIDTH: Final = 0.62
-INK: Final = "#33415c"
-ACCENT: Final = "#0072b2"
-ALARM: Final = "#c1121f"
 
 PART_STYLES: Final = {
     "queue_s": ("queue", "#7f8fa9"),
@@ -33,7 +29,7 @@ PART_STYLES: Final = {
 
 def ttft_over_time(results: Sequence[Result], slo_s: float) -> str:
     """A point a request, at the time it was due; failures on the lower edge."""
-    figure, axes = _figure(3.6)
+    figure, axes = figure_of(3.6)
     answered = [result for result in results if result.error is None]
     failed = [result.due_s for result in results if result.error is not None]
     if answered:
@@ -59,13 +55,13 @@ def ttft_over_time(results: Sequence[Result], slo_s: float) -> str:
     axes.axhline(slo_s, color=ALARM, linestyle="--", linewidth=1, label=f"SLO {slo_s:g} s")
     axes.set_xlabel("time the request was due, s")
     axes.set_ylabel("TTFT")
-    _legend_above(axes)
-    return _svg(figure)
+    legend_above(axes)
+    return svg_of(figure)
 
 
 def ttft_cdf(results: Sequence[Result], slo_s: float) -> str:
     """Share of all requests answered within a time; failures keep the curve below 100 %."""
-    figure, axes = _figure(3.2)
+    figure, axes = figure_of(3.2)
     ttfts_s = sorted(each.ttft_s for each in results if each.error is None and each.ttft_s is not None)
     if ttfts_s:
         shares = 100 * np.arange(1, len(ttfts_s) + 1) / len(results)
@@ -77,8 +73,8 @@ def ttft_cdf(results: Sequence[Result], slo_s: float) -> str:
     axes.set_ylim(0, 103)
     axes.set_xlabel("TTFT")
     axes.set_ylabel("requests answered, %")
-    _legend_above(axes)
-    return _svg(figure)
+    legend_above(axes)
+    return svg_of(figure)
 
 
 def ttft_by_length(buckets: Sequence[Bucket]) -> str:
@@ -87,7 +83,7 @@ def ttft_by_length(buckets: Sequence[Bucket]) -> str:
     figure = Figure(figsize=(WIDTH_IN, 5.4), layout="constrained")
     above, below = figure.subplots(2, sharex=True, height_ratios=[3, 2])
     for axes, unit in ((above, 1e3), (below, 100.0)):
-        _style(axes)
+        style(axes)
         totals = [1.0 if axes is above else mean_s for _, mean_s in shown]
         _stack_parts(axes, [bucket for bucket, _ in shown], [unit / total for total in totals])
         axes.grid(axis="x", visible=False)
@@ -102,8 +98,8 @@ def ttft_by_length(buckets: Sequence[Bucket]) -> str:
     above.set_ylabel("mean TTFT, ms")
     above.yaxis.set_major_formatter(FuncFormatter(_count))
     above.margins(y=0.12)
-    _legend_above(above)
-    return _svg(figure)
+    legend_above(above)
+    return svg_of(figure)
 
 
 def _stack_parts(axes: Any, buckets: Sequence[Bucket], scales: Sequence[float]) -> None:
@@ -124,7 +120,7 @@ def _stack_parts(axes: Any, buckets: Sequence[Bucket], scales: Sequence[float]) 
 def device_utilisation(samples: Sequence[Utilisation]) -> str:
     """A row a device, darker where it computed more; with its mean over the replay."""
     devices = sorted({sample.device for sample in samples}, key=_device_order)
-    figure, axes = _figure(1.3 + 0.32 * len(devices))
+    figure, axes = figure_of(1.3 + 0.32 * len(devices))
     labels = []
     mesh: Any = None
     for row, device in enumerate(devices):
@@ -141,29 +137,7 @@ def device_utilisation(samples: Sequence[Utilisation]) -> str:
     bar = figure.colorbar(mesh, ax=axes, pad=0.015)
     bar.set_label("busy, %", color=INK)
     bar.outline.set_visible(False)
-    return _svg(figure)
-
-
-def _figure(height_in: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
-    axes = figure.add_subplot()
-    _style(axes)
-    return figure, axes
-
-
-def _style(axes: Any) -> None:
-    axes.grid(color="#e6e9ef", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-
-
-def _legend_above(axes: Any) -> None:
-    """Outside the data, so that it hides nothing."""
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, frameon=False, labelcolor=INK, fontsize=9)
+    return svg_of(figure)
 
 
 def _label_log(axis: Any, label: Callable[[float, int], str]) -> None:
@@ -184,11 +158,3 @@ def _count(value: float, _: int) -> str:
 def _device_order(device: str) -> tuple[str, int]:
     role, _, index = device.partition(":")
     return role, int(index) if index.isdecimal() else 0
-
-
-def _svg(figure: Figure) -> str:
-    """The <svg> element alone, to stand inside HTML."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
