@@ -5,19 +5,21 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/*/*/*.hpp)
 CPP := $(NATIVE) $(wildcard tests/csrc/*.cpp)
 TYPES := build/types/asap_ray
+VLLM := build/vllm
 
 # Several processes share the cores: each gets one thread unless it asks for more.
 export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test check bench clean setup hooks
+.PHONY: demo test check bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   start a local Ray, serve a small MoE model, replay a real trace, write a report to out/demo"
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
+	@echo "make vs-vllm  install vLLM's CPU build beside us and compare (docs/vs_vllm.md; 2 hours)"
 
 setup: build/native.stamp
 
@@ -48,8 +50,15 @@ check: setup
 
 bench: setup
 	@mkdir -p out/bench
-	for name in benchmarks/*.py; do \
+	for name in $(filter-out benchmarks/vs_vllm.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$name --quick --json out/bench/$$(basename $$name .py).json || exit 1; done
+
+vs-vllm: setup $(VLLM)/bin/vllm
+	@mkdir -p out/bench
+	$(BIN)/python benchmarks/vs_vllm.py --vllm-venv $(VLLM) --json out/bench/vs_vllm.json
+
+$(VLLM)/bin/vllm:
+	benchmarks/peers/make_vllm_venv.sh $(VLLM)
 
 hooks: setup
 	$(BIN)/pre-commit install
