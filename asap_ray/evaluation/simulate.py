@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from asap_ray.backends.virtual.door import Deliver
 from asap_ray.backends.virtual.instance import VirtualInstance, VirtualSpec
 from asap_ray.backends.virtual.runtime import VirtualRuntime
 from asap_ray.batch import Batch, Request, Stamps, Token
@@ -27,6 +28,10 @@ class Scheduler(Protocol):
 
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended."""
+
+
+Build = Callable[[VirtualRuntime, VirtualSpec, Deliver], VirtualInstance]
+"""Makes the instance: the product's, or one with other primitives."""
 
 
 @dataclass(slots=True)
@@ -54,9 +59,9 @@ class Run:
 class _Driver:
     """Feeds one instance from one scheduler, as the frontend does in a served one."""
 
-    def __init__(self, spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest]) -> None:
+    def __init__(self, spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest], build: Build) -> None:
         self.runtime = VirtualRuntime()
-        self.instance = VirtualInstance(self.runtime, spec, self._deliver)
+        self.instance = build(self.runtime, spec, self._deliver)
         self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
         self._scheduler = scheduler
         self._overhead_s = spec.cost.hardware.request_overhead_s
@@ -97,9 +102,11 @@ class _Driver:
         self.runtime.wake(self._answered)
 
 
-def simulate(spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest]) -> Run:
+def simulate(
+    spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest], build: Build = VirtualInstance
+) -> Run:
     """Run a trace, sorted by time, to its last answer."""
-    driver = _Driver(spec, scheduler, trace)
+    driver = _Driver(spec, scheduler, trace, build)
     driver.runtime.run(driver.run())
     end_s = max(driver.runtime.now(), 1e-9)
     ranks, devices = driver.instance.ranks, driver.instance.devices

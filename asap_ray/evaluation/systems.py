@@ -8,6 +8,7 @@ from typing import Final
 
 from asap_ray.backends.virtual.instance import VirtualSpec
 from asap_ray.backends.virtual.lockstep import LockstepSpec
+from asap_ray.backends.virtual.p2p import P2PInstance
 from asap_ray.cost.hardware import Hardware, ascend_910c
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.shapes import Shape, deepseek_v32
@@ -94,15 +95,24 @@ def no_super_kernel(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     return _asynchronous(replace(_paper_spec(setup), has_super_kernel=False), trace, pairs)
 
 
+def p2p(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+    """5.4: this product over synchronous sends; every rank and device is simulated."""
+    spec = replace(setup.spec(), is_pooled=False)
+    return simulate(spec, _scheduler(spec, refill), trace, P2PInstance)
+
+
 def _paper_spec(setup: Setup) -> VirtualSpec:
     return replace(setup.spec(), loops=(attention.serve_pairs, experts.serve))
 
 
 def _asynchronous(spec: VirtualSpec, trace: Sequence[TraceRequest], admission: Admission = refill) -> Run:
-    scheduler = DualBatchScheduler(
+    return simulate(spec, _scheduler(spec, admission), trace)
+
+
+def _scheduler(spec: VirtualSpec, admission: Admission) -> DualBatchScheduler:
+    return DualBatchScheduler(
         spec.prefill, spec.parallel.dp_groups, UNBOUNDED, UNBOUNDED, cost=spec.cost.batch_s, admission=admission
     )
-    return simulate(spec, scheduler, trace)
 
 
 def _synchronous(name: str) -> System:
@@ -118,6 +128,7 @@ SYSTEMS: Final[dict[str, System]] = {
     "no_dual": no_dual,
     "no_overlap": no_overlap,
     "no_super_kernel": no_super_kernel,
+    "p2p": p2p,
     **{name: _synchronous(name) for name in POLICIES},
 }
 

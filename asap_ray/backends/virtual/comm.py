@@ -71,9 +71,7 @@ class VirtualAttentionComm:
     async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
         """See `AttentionComm`. Writing takes the calling stream, unless a NIC does it."""
         buffers, rows = self._buffers, routed.hidden_SH
-        while self._unread[slot]:
-            await buffers.runtime.park(buffers.credited[self._group][self._rank])
-        self._unread[slot] = buffers.num_devices
+        await self._room(slot)
         link, write_s = buffers.cost.hardware.link, buffers.cost.dispatch_s(len(rows))
         stream_s = link.launch_s if link.is_offloaded else write_s
         await buffers.runtime.sleep(stream_s)
@@ -82,13 +80,24 @@ class VirtualAttentionComm:
         else:
             self._set_bits(slot, layer, rows)
 
+    async def _room(self, slot: int) -> None:
+        """Wait until every device has read the message before."""
+        buffers = self._buffers
+        while self._unread[slot]:
+            await buffers.runtime.park(buffers.credited[self._group][self._rank])
+        self._unread[slot] = buffers.num_devices
+
     def _set_bits(self, slot: int, layer: int, rows: Rows) -> None:
+        for e in range(self._buffers.num_devices):
+            self._set_bit(e, slot, layer, rows)
+
+    def _set_bit(self, moe_device: int, slot: int, layer: int, rows: Rows) -> None:
         buffers, group = self._buffers, self._group
-        for e, num_bits in enumerate(buffers.num_bits):
-            num_bits[group][slot] += 1
-            if num_bits[group][slot] == buffers.num_ranks:
-                buffers.ready[e].append(Ready(group, slot, layer, rows, buffers.runtime.now()))
-                buffers.runtime.wake(buffers.arrived[e])
+        num_bits = buffers.num_bits[moe_device][group]
+        num_bits[slot] += 1
+        if num_bits[slot] == buffers.num_ranks:
+            buffers.ready[moe_device].append(Ready(group, slot, layer, rows, buffers.runtime.now()))
+            buffers.runtime.wake(buffers.arrived[moe_device])
 
     async def combine_recv(self, slot: int) -> None:
         """See `AttentionComm`; the rows are read by the next layer's kernels where they lie."""

@@ -12,6 +12,7 @@ from asap_ray.backends.virtual.stages import Barrier, VirtualAttention, VirtualM
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.skew import Load, balanced
 from asap_ray.engine import attention, experts, instance
+from asap_ray.protocol import AttentionComm, MoEStage
 from asap_ray.spec import ParallelSpec, PrefillSpec
 
 
@@ -48,7 +49,7 @@ class VirtualInstance:
         self.ranks = [
             attention.Rank(
                 runtime,
-                VirtualAttentionComm(buffers, i, j),
+                self._attention_comm(buffers, i, j),
                 VirtualAttention(runtime, spec.cost, barriers[i]),
                 self.doors[i].rank(j),
             )
@@ -59,10 +60,16 @@ class VirtualInstance:
             experts.Device(
                 runtime,
                 VirtualMoEComm(buffers, e, spec.take),
-                VirtualMoE(runtime, spec.cost, _load_of(spec, e), _launch_s(spec)),
+                self._experts(spec, e),
             )
             for e in range(simulated.moe_devices)
         ]
+
+    def _attention_comm(self, buffers: Buffers, dp_group: int, tp_rank: int) -> AttentionComm:
+        return VirtualAttentionComm(buffers, dp_group, tp_rank)
+
+    def _experts(self, spec: VirtualSpec, moe_device: int) -> MoEStage:
+        return VirtualMoE(self._runtime, spec.cost, _load_of(spec, moe_device), _launch_s(spec))
 
     async def serve(self) -> None:
         """Run every loop until the run ends."""
