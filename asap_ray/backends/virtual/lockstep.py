@@ -134,12 +134,14 @@ class LockstepAttentionComm:
         self._group = group
 
     async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
-        """See `AttentionComm`. The rows travel beside what the group computes next."""
+        """See `AttentionComm`. Writing takes the calling stream unless a NIC does it, as in `VirtualAttentionComm`."""
         exchanges, num_tokens = self._exchanges, len(routed.hidden_SH)
         exchanges.num_tokens[slot][self._group] = num_tokens
         exchanges.layers[slot] = layer
-        travel_s = exchanges.cost.dispatch_s(num_tokens) + exchanges.cost.hardware.link.latency_s
-        exchanges.dispatch[slot].send(exchanges.runtime.now() + travel_s)
+        link, write_s = exchanges.cost.hardware.link, exchanges.cost.dispatch_s(num_tokens)
+        arrive_s = exchanges.runtime.now() + write_s + link.latency_s
+        await exchanges.runtime.sleep(link.launch_s if link.is_offloaded else write_s)
+        exchanges.dispatch[slot].send(arrive_s)
 
     async def combine_recv(self, slot: int) -> None:
         """See `AttentionComm`; the barrier after a MoE layer."""
