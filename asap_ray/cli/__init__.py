@@ -1,4 +1,4 @@
-"""The command line: asap-ray serve | replay | demo | simulate | sweep | plan | layout | make-model."""
+"""The command line: asap-ray serve | replay | demo | simulate | sweep | report | plan | layout | make-model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from asap_ray.cli.layout import layout
 from asap_ray.cli.make_model import make_model
 from asap_ray.cli.plan import plan
 from asap_ray.cli.replay import replay
+from asap_ray.cli.report import report
 from asap_ray.cli.serve import serve
 from asap_ray.cli.simulate import simulate
 from asap_ray.cli.sweep import sweep
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, replay, demo, simulate, sweep, plan, layout, make_model):
+for command in (serve, replay, demo, simulate, sweep, report, plan, layout, make_model):
     app.command()(command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -77,15 +78,9 @@ class Case:
         check_positive("duration_s", duration_s)
         return _recorded(self.recording(), rps, duration_s, seed)
 
-    def recording(self) -> list[TraceRequest]:
+    def recording(self) -> tuple[TraceRequest, ...]:
         """The requests of the trace file that a run may be cut from: none above 32k, as in 5.1."""
-        path = bundled_trace() if self.trace == BUNDLED else Path(self.trace)
-        if not path.exists():
-            raise ConfigError(f"trace {self.trace!r} is neither a preset ({', '.join(PRESETS)}, {BUNDLED}) nor a file")
-        requests = drop_longer(read_trace(path), MAX_TOKENS)
-        if len(requests) < 2:
-            raise ConfigError(f"trace {self.trace!r} has {len(requests)} prompts of at most {MAX_TOKENS} tokens")
-        return dequantise(requests, self.dequantise_s, seed=0) if self.dequantise_s else requests
+        return _recording(self.trace, self.dequantise_s)
 
 
 def paper_case() -> Case:
@@ -107,6 +102,17 @@ def _limits(shape: Shape) -> PrefillSpec:
     prefill = paper().prefill
     inflection_tokens = TOKENS_PER_EXPERT * shape.num_experts // shape.top_k
     return replace(prefill, inflection_tokens=min(inflection_tokens, prefill.solo_tokens))
+
+
+@functools.cache
+def _recording(trace: str, dequantise_s: float) -> tuple[TraceRequest, ...]:
+    path = bundled_trace() if trace == BUNDLED else Path(trace)
+    if not path.exists():
+        raise ConfigError(f"trace {trace!r} is neither a preset ({', '.join(PRESETS)}, {BUNDLED}) nor a file")
+    requests = drop_longer(read_trace(path), MAX_TOKENS)
+    if len(requests) < 2:
+        raise ConfigError(f"trace {trace!r} has {len(requests)} prompts of at most {MAX_TOKENS} tokens")
+    return tuple(dequantise(requests, dequantise_s, seed=0) if dequantise_s else requests)
 
 
 def _recorded(requests: Sequence[TraceRequest], rps: float, duration_s: float, seed: int) -> list[TraceRequest]:
@@ -214,7 +220,7 @@ def _buckets(rows: Sequence[Row], setup: Setup) -> list[Bucket]:
                     num_requests=len(inside),
                     ttft_s=sum(ttfts_s) / len(inside),
                     ttft_p99_s=float(np.percentile(ttfts_s, 99, method="inverted_cdf")),
-                    queue_s=sum(row.queue_s for row in inside) / len(inside),
+                    queue_s=max(0.0, sum(row.queue_s for row in inside) / len(inside)),
                     kernel_s=sum(kernel_s(row.num_tokens, setup) for row in inside) / len(inside),
                 )
             )

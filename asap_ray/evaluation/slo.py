@@ -16,6 +16,9 @@ MIN_REQUESTS: Final = 20
 HINT_STRIDE: Final = 0.02
 """How far from another seed's answer a search looks first, as a share of it."""
 
+GUESS_STRIDE: Final = 0.1
+"""The same from a guess."""
+
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
@@ -70,7 +73,7 @@ class SloSearch:
             for criterion in criteria:
                 before = found[criterion.name]
                 start_rps = before[-1] if before else near_rps
-                stride = (HINT_STRIDE if found[criteria[0].name] else 0.25) * start_rps
+                stride = (HINT_STRIDE if found[criteria[0].name] else GUESS_STRIDE) * start_rps
                 near_rps = yield from self._highest(seed, criterion, start_rps, stride)
                 before.append(near_rps)
         return found
