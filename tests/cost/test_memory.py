@@ -100,3 +100,10 @@ def test_the_papers_shape_is_the_papers_instance() -> None:
     expected: Instance = paper()
 
     assert instance_of(deepseek_v32(), expected.parallel, expected.prefill) == expected
+
+
+def test_a_need_at_its_limit_fits() -> None:
+    """Bytes are counted, not rounded."""
+    need = Need(device="x", weights_bytes=9, reserve_bytes=1, memory_bytes=10)
+
+    assert (need.fits, replace(need, weights_bytes=10).fits) == (True, False)
