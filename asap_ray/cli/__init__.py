@@ -12,7 +12,6 @@ from asap_ray.cli.demo import demo
 from asap_ray.cli.layout import layout
 from asap_ray.cli.make_model import make_model
 from asap_ray.cli.plan import plan
-from asap_ray.cli.plan import plan
 from asap_ray.cli.replay import replay
 from asap_ray.cli.report import report
 from asap_ray.cli.serve import serve
