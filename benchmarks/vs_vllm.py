@@ -7,7 +7,8 @@ A round starts each system in turn (`peers/systems.py`) and asks of it (`peers/l
 prompts, equal on all; a burst, whose tokens/s are the capacity; open loops at rising rates; and a short prompt beside
 a long one. The table shows medians and ranges over rounds, the aims ratios of the same round. About 20 minutes a
 round; --quick: one round with one rate, 7 minutes. JSON rows, one for every (system, phase, load, repetition):
-the fields of `load.Measured` with `system` and `repetition`. Status 1 if greedy tokens differ.
+the fields of `load.Measured` with `system` and `repetition`. Status 1 if greedy tokens differ, 2 if nothing could
+be compared.
 """
 
 from __future__ import annotations
@@ -68,11 +69,12 @@ QUICK: Final = Load(40, (2.8,), probes=3)
 def main() -> None:
     """Measure, print, write JSON."""
     options = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("vs_vllm: SIGTERM"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         agree = compare(options)
     except AsapError as error:
-        sys.exit(f"vs_vllm: {error}")
+        print(f"vs_vllm: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(0 if agree else 1)
 
 
