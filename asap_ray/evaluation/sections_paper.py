@@ -11,6 +11,7 @@ from asap_ray.evaluation.searches import Search
 from asap_ray.evaluation.section import PAPER, SIMULATED, Cell, Effort, Section, columns, per_cent, swept
 from asap_ray.evaluation.sweep import SweepResult
 from asap_ray.evaluation.sync_systems import POLICIES
+from asap_ray.workload.lengths import MAX_TOKENS
 
 TTFT_PAPER_S: Final = {
     1.0: {"paper": 0.350, "default": 0.533, "chunked": 0.388},
@@ -124,32 +125,19 @@ def _slo(result: SweepResult, system: str) -> tuple[Interval, Interval]:
     return interval_of(rates["mean"]), interval_of(rates["p99"])
 
 
+PARTS: Final = ("kernel", "queue", "wait", "outside the layers")
+"""Of a TTFT, in the order of `_parts_s`."""
+
+
 def split(effort: Effort) -> Search[Section]:
     """Where TTFT goes at 4 RPS, by length (Figure 15)."""
     result = yield from swept(effort.sweep)
-    rows: list[tuple[Cell, ...]] = []
-    bars: dict[str, list[float]] = {"kernel": [], "queue": [], "wait": [], "outside the layers": []}
-    labels = []
-    hardware = effort.sweep.case.setup().hardware
-    for system in ("default", "paper", "asap"):
-        outside_s = hardware.step_request_overhead_s if system in POLICIES else hardware.request_overhead_s
-        for bucket in result.over_seeds(system, 4.0)[0].buckets:
-            parts_s = _parts_s(bucket, outside_s)
-            is_quoted = system == "default" and bucket.up_to_tokens == 512
-            rows.append(
-                (
-                    system,
-                    _label(bucket),
-                    bucket.num_requests,
-                    bucket.ttft_s,
-                    *parts_s,
-                    *(100 * part_s / bucket.ttft_s for part_s in parts_s[1:3]),
-                    "queue 30, wait 55" if is_quoted else None,
-                )
-            )
-            labels.append(f"{system}\n{_label(bucket)}")
-            for name, part_s in zip(bars, parts_s, strict=True):
-                bars[name].append(part_s)
+    parts_s = {
+        (system, bucket): _parts_s(bucket, _outside_s(system, effort))
+        for system in ("default", "paper", "asap")
+        for bucket in result.over_seeds(system, 4.0)[0].buckets
+    }
+    drawn = {bar: parts for bar, parts in parts_s.items() if bar[0] != "asap"}  # two systems, as in Figure 15
     return Section(
         name="split",
         title="Where TTFT goes at 4 RPS, by length (5.3)",
@@ -160,17 +148,29 @@ def split(effort: Effort) -> Search[Section]:
             "Outside the layers is a constant of the cost model."
         ),
         columns=columns(
-            "system",
-            "tokens",
-            "requests",
-            *((name, SIMULATED) for name in ("TTFT", *bars)),
-            ("queue, %", SIMULATED),
-            ("wait, %", SIMULATED),
+            *("system", "tokens", "requests"),
+            *((name, SIMULATED) for name in ("TTFT", *PARTS, "queue, %", "wait, %")),
             ("%", PAPER),
         ),
-        rows=rows,
-        figure=stacked(labels, bars, "mean TTFT, s") if len(labels) <= 24 else "",
+        rows=[_split_row(system, bucket, parts) for (system, bucket), parts in parts_s.items()],
+        figure=stacked(
+            [f"{system}\n{_label(bucket)}" for system, bucket in drawn],
+            dict(zip(PARTS, zip(*drawn.values(), strict=True), strict=True)),
+            "mean TTFT, s",
+        ),
     )
+
+
+def _split_row(system: str, bucket: Bucket, parts_s: tuple[float, ...]) -> tuple[Cell, ...]:
+    shares = [100 * part_s / bucket.ttft_s for part_s in parts_s[1:3]]
+    is_quoted = system == "default" and bucket.up_to_tokens == 512
+    quoted = "queue 30, wait 55" if is_quoted else None
+    return (system, _label(bucket), bucket.num_requests, bucket.ttft_s, *parts_s, *shares, quoted)
+
+
+def _outside_s(system: str, effort: Effort) -> float:
+    hardware = effort.sweep.case.setup().hardware
+    return hardware.step_request_overhead_s if system in POLICIES else hardware.request_overhead_s
 
 
 def _parts_s(bucket: Bucket, outside_s: float) -> tuple[float, float, float, float]:
@@ -179,11 +179,9 @@ def _parts_s(bucket: Bucket, outside_s: float) -> tuple[float, float, float, flo
 
 
 def _label(bucket: Bucket) -> str:
-    return f"up to {bucket.up_to_tokens // 1024}k" if 1024 <= bucket.up_to_tokens < 1 << 20 else _end_label(bucket)
-
-
-def _end_label(bucket: Bucket) -> str:
-    return f"up to {bucket.up_to_tokens}" if bucket.up_to_tokens < 1024 else "above 16k"
+    if bucket.up_to_tokens > MAX_TOKENS:
+        return "above 16k"
+    return f"up to {bucket.up_to_tokens // 1024}k" if bucket.up_to_tokens >= 1024 else f"up to {bucket.up_to_tokens}"
 
 
 def ablations(effort: Effort) -> Search[Section]:
