@@ -16,6 +16,9 @@ from asap_ray.spec import NUM_SLOTS
 Bounds = tuple[tuple[str, float], ...]
 """Resources with the requests a second that each would carry, the scarcest first."""
 
+HALVINGS: Final = 30
+"""Of the range in which a rate is sought."""
+
 MAX_PERCENTILE: Final = 0.999
 """The wait of the last one of all has no bound; this one's stands for it."""
 
@@ -71,11 +74,11 @@ def alone_s(cost: CostModel, overhead_s: float, num_tokens: int) -> float:
     return cost.shape.num_layers * layer_s + overhead_s
 
 
-def estimate_rps(bound_rps: float, alone: Sequence[float], criterion: Criterion, slo_s: float) -> float:
-    """The rate at which TTFT reaches the objective if the scarcest resource were one server (Kingman's formula).
+def estimate_rps(bounds: Bounds, alone: Sequence[float], criterion: Criterion, slo_s: float) -> float:
+    """The rate at which TTFT reaches the objective if every resource were one server in a row (Kingman's formula).
 
-    Ranks splits for simulation, nothing else. `alone` are the TTFTs of a sample of prompts without others.
-    A percentile of the wait is taken from an exponential distribution with its mean.
+    Ranks splits for simulation, nothing else. `alone` are the TTFTs of a sample of prompts without others; services
+    are taken to vary as much. A percentile of the wait is that of an exponential distribution with its mean.
     """
     mean_s = statistics.fmean(alone)
     if criterion.percentile is None:
@@ -83,9 +86,16 @@ def estimate_rps(bound_rps: float, alone: Sequence[float], criterion: Criterion,
     else:
         share = min(criterion.percentile / 100, MAX_PERCENTILE)
         least_s, wait_factor = sorted(alone)[int(share * (len(alone) - 1))], -math.log(1 - share)
-    spread = 1 + statistics.pvariance(alone, mean_s) / mean_s**2
-    slack_s = max(0.0, slo_s - least_s)
-    return bound_rps * slack_s / (slack_s + wait_factor * spread / 2 / bound_rps)
+    spread = (1 + statistics.pvariance(alone, mean_s) / mean_s**2) / 2
+
+    def ttft_s(rps: float) -> float:
+        return least_s + wait_factor * spread * sum(rps / bound / (bound - rps) for _, bound in bounds)
+
+    low_rps, high_rps = 0.0, bounds[0][1]
+    for _ in range(HALVINGS):
+        middle_rps = (low_rps + high_rps) / 2
+        low_rps, high_rps = (middle_rps, high_rps) if ttft_s(middle_rps) <= slo_s else (low_rps, middle_rps)
+    return low_rps
 
 
 def _round_trip_rps(setup: Setup, lengths: Sequence[int]) -> float:

@@ -154,7 +154,7 @@ def candidate_of(system: str, case: PlannedCase, objective: Objective) -> Candid
         case=case,
         needs=needs,
         bounds=bounds,
-        estimate_rps=estimate_rps(bounds[0][1], alone, objective.criterion, objective.slo_s),
+        estimate_rps=estimate_rps(bounds, alone, objective.criterion, objective.slo_s),
     )
 
 

@@ -17,4 +17,4 @@ CASE = PlannedCase(
     dequantise_s=0.0,
     weight_bytes=1,
 )
-MEAN = Objective(slo_s=5.0, criterion=criterion_of("mean"), lengths=sample_lengths(CASE)[:500])
+MEAN = Objective(slo_s=5.0, criterion=criterion_of("mean"), lengths=sample_lengths(CASE)[:200])

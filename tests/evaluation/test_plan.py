@@ -50,10 +50,10 @@ def favours_tp_4(point: Point) -> float:
     return 5.0 * point.rps / capacity
 
 
-@pytest.fixture
-def explore(tmp_path: Path) -> Explore:
+@pytest.fixture(scope="module")
+def explore(tmp_path_factory: pytest.TempPathFactory) -> Explore:
     """Answers searches from `favours_tp_4`."""
-    journal = Journal(tmp_path / "journal.jsonl")
+    journal = Journal(tmp_path_factory.mktemp("plan") / "journal.jsonl")
 
     def answer(searches: Sequence[Search[Any]]) -> list[Any]:
         return explore_all(searches, journal, FakeWorkers(favours_tp_4).crew)
@@ -61,7 +61,7 @@ def explore(tmp_path: Path) -> Explore:
     return answer
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def plan(explore: Explore) -> Plan:
     """32 devices in that world."""
     return make_plan(question(), explore)

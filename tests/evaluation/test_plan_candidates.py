@@ -27,10 +27,10 @@ def test_every_split_of_32_devices_is_a_candidate() -> None:
 
 
 def test_the_papers_split_promises_as_much_as_any() -> None:
-    """D=4, T=4, E=16 is within half a percent of the best of its kind by closed forms."""
+    """D=4, T=4, E=16 is within one percent of the best of its kind by closed forms."""
     found = [each for each in candidates(CASE, 32, MEAN) if each.system == "asap"]
 
-    assert split(found, "asap D=4 T=4 E=16").estimate_rps == pytest.approx(found[0].estimate_rps, rel=0.005)
+    assert split(found, "asap D=4 T=4 E=16").estimate_rps == pytest.approx(found[0].estimate_rps, rel=0.01)
 
 
 def test_the_papers_instance_is_bound_by_both_sides() -> None:
@@ -57,7 +57,21 @@ def test_long_prompts_on_single_devices_miss_a_p99_objective() -> None:
 
 def test_one_server_with_constant_service_waits_by_kingman() -> None:
     """Bound 1 RPS, TTFT alone 1 s, objective 2 s: wait rho / (2 (1 - rho)) = 1 s at rho = 2/3."""
-    assert estimate_rps(1.0, [1.0] * 9, criterion_of("mean"), 2.0) == pytest.approx(2 / 3)
+    assert estimate_rps((("x", 1.0),), [1.0] * 9, criterion_of("mean"), 2.0) == pytest.approx(2 / 3)
+
+
+def test_a_second_resource_costs_its_own_wait() -> None:
+    """Two alike: each may take half of the second, so rho / (2 (1 - rho)) = 1/2 at rho = 1/2."""
+    twice = (("x", 1.0), ("y", 1.0))
+
+    assert estimate_rps(twice, [1.0] * 9, criterion_of("mean"), 2.0) == pytest.approx(1 / 2)
+
+
+def test_groups_that_spare_devices_for_nothing_promise_less() -> None:
+    """Of 8 devices Mixtral's MoE devices carry no more as 7 than as 4; the others serve attention better."""
+    found = candidates(replace(CASE, model="mixtral-8x22b"), 8, MEAN)
+
+    assert split(found, "asap D=4 T=1 E=4").estimate_rps > split(found, "asap D=1 T=1 E=7").estimate_rps
 
 
 def test_a_prompt_alone_takes_its_layers_both_ways() -> None:
