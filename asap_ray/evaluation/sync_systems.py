@@ -75,7 +75,7 @@ def simulate_lockstep(spec: LockstepSpec, policy: StepPolicy, trace: Sequence[Tr
     return Run(driver.rows, end_s, driver.runtime.num_events, attention_duty=duty, moe_duty=duty)
 
 
-def _attention_s(cost: CostModel) -> Cost:
+def attention_work(cost: CostModel) -> Cost:
     """Attention of a piece, the fixed part of a batch aside."""
     token_s, pair_s = cost.token_s, cost.pair_s
     return lambda past, now: token_s * now + pair_s * now * (2 * past + now)
@@ -88,7 +88,7 @@ POLICIES: Final[dict[str, Callable[[LockstepSpec, Baselines], StepPolicy]]] = {
     "chunked_vllm": lambda spec, own: baselines.chunked_per_group(
         spec.num_groups, own.chunked_tokens, own.chunk_tokens
     ),
-    "strong": lambda spec, own: baselines.strong(spec.num_groups, own.strong, _attention_s(spec.cost)),
+    "strong": lambda spec, own: baselines.strong(spec.num_groups, own.strong, attention_work(spec.cost)),
 }
 
 

@@ -16,9 +16,12 @@ from asap_ray.cost.skew import UNIFORM, Skew
 from asap_ray.engine import attention, experts
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Run, simulate
-from asap_ray.evaluation.sync_systems import POLICIES, synchronous
+from asap_ray.evaluation.sync_systems import POLICIES, attention_work, synchronous
 from asap_ray.scheduler.admission import Admission, pairs, refill, single
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
+from asap_ray.scheduler.paper import Paper
+from asap_ray.scheduler.policy import Policy
+from asap_ray.scheduler.turns import Turns
 from asap_ray.spec import ParallelSpec, PrefillSpec, paper
 from asap_ray.workload.trace import TraceRequest
 
@@ -65,53 +68,59 @@ def paper_setup() -> Setup:
 
 
 def asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
-    """This product as it ships."""
-    return _asynchronous(setup.spec(), trace)
+    """This product at its best: prompts in turns (docs/policies.md)."""
+    spec = setup.spec()
+    return run_policy(spec, Turns(spec.prefill, attention_work(spec.cost)), trace)
 
 
 def paper_asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """The paper's own policy (3.3): first come first served, pairs that start together on an idle group."""
-    return _asynchronous(_paper_spec(setup), trace, pairs)
+    return _run_paper(_paper_spec(setup), trace, pairs)
 
 
 def paper_refill(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """The other reading of 3.3.2: a slot is refilled as soon as its batch is done."""
-    return _asynchronous(setup.spec(), trace, refill)
+    return _run_paper(setup.spec(), trace, refill)
 
 
 def no_dual(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """5.5.1: the paper's system with one batch in flight per group."""
-    return _asynchronous(_paper_spec(setup), trace, single)
+    return _run_paper(_paper_spec(setup), trace, single)
 
 
 def no_overlap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """5.5.2: the paper's system with one stream on each MoE device."""
     loops = (attention.serve_pairs, experts.serve_sequential)
-    return _asynchronous(replace(_paper_spec(setup), loops=loops), trace, pairs)
+    return _run_paper(replace(_paper_spec(setup), loops=loops), trace, pairs)
 
 
 def no_super_kernel(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """5.5.3: the paper's system whose host launches each MoE layer."""
-    return _asynchronous(replace(_paper_spec(setup), has_super_kernel=False), trace, pairs)
+    return _run_paper(replace(_paper_spec(setup), has_super_kernel=False), trace, pairs)
 
 
 def p2p(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
     """5.4: this product over synchronous sends; every rank and device is simulated."""
     spec = replace(setup.spec(), is_pooled=False)
-    return simulate(spec, _scheduler(spec, refill), trace, P2PInstance)
+    return simulate(spec, _scheduler(spec, Turns(spec.prefill, attention_work(spec.cost))), trace, P2PInstance)
 
 
 def _paper_spec(setup: Setup) -> VirtualSpec:
     return replace(setup.spec(), loops=(attention.serve_pairs, experts.serve))
 
 
-def _asynchronous(spec: VirtualSpec, trace: Sequence[TraceRequest], admission: Admission = refill) -> Run:
-    return simulate(spec, _scheduler(spec, admission), trace)
+def _run_paper(spec: VirtualSpec, trace: Sequence[TraceRequest], admission: Admission) -> Run:
+    return run_policy(spec, Paper(spec.prefill, attention_work(spec.cost)), trace, admission)
 
 
-def _scheduler(spec: VirtualSpec, admission: Admission) -> DualBatchScheduler:
+def run_policy(spec: VirtualSpec, policy: Policy, trace: Sequence[TraceRequest], admission: Admission = refill) -> Run:
+    """Run a trace on the asynchronous instance, with any policy."""
+    return simulate(spec, _scheduler(spec, policy, admission), trace)
+
+
+def _scheduler(spec: VirtualSpec, policy: Policy, admission: Admission = refill) -> DualBatchScheduler:
     return DualBatchScheduler(
-        spec.prefill, spec.parallel.dp_groups, UNBOUNDED, UNBOUNDED, cost=spec.cost.batch_s, admission=admission
+        spec.prefill, spec.parallel.dp_groups, UNBOUNDED, UNBOUNDED, policy=policy, admission=admission
     )
 
 

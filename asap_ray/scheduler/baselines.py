@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from asap_ray.batch import Batch, Request
 from asap_ray.errors import ConfigError
+from asap_ray.scheduler.order import ShortestFirst
 from asap_ray.scheduler.shares import Chunks, Cost, Filling, Halves, Split, undivided
-from asap_ray.scheduler.step_queues import GlobalQueue, GroupQueues, ShortestFirst, StepQueue
+from asap_ray.scheduler.step_queues import GlobalQueue, GroupQueues, StepQueue
 
 
 class LockstepScheduler:
@@ -62,8 +63,8 @@ class Strong:
 
     budget_tokens: int = 8192  # a group's step is as much work as one prompt this long
     chunk_tokens: int = 8192  # no piece is longer
-    delay_s: float = 0.010
-    overlap_tokens: int = 16384  # steps this long run as two micro-batches
+    overlap_tokens: int = 4096  # steps this long run as two micro-batches
+    delay_s: float = 0.0  # a wait for company costs more than it gains
     token_s: float = 0.0  # standing lost per token of a prompt; 0 is first come, first served
 
 

@@ -9,6 +9,7 @@ from itertools import islice
 
 from asap_ray.batch import Batch, Request
 from asap_ray.errors import RequestError
+from asap_ray.scheduler.policy import check_length
 from asap_ray.spec import PrefillSpec
 
 
@@ -47,11 +48,7 @@ class LengthAwareBatcher:
         Raises:
             RequestError: its length is not in 1..max_tokens, or its id already waits.
         """
-        if not 1 <= request.num_tokens <= self._prefill.max_tokens:
-            raise RequestError(
-                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self._prefill.max_tokens}",
-                param="prompt",
-            )
+        check_length(self._prefill, request)
         if request.request_id in self._waiting:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
 

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from asap_ray.batch import Request
+from asap_ray.scheduler.order import Order, first_come
 from asap_ray.scheduler.shares import Cut, Piece, Share
-
-Order = Callable[[Request], float]
-"""The key of a prompt; the least goes first. A key that does not change with time lets nobody starve."""
 
 WAITING_WEIGHT: Final = 4
 """vLLM's balancer sends a prompt to the engine with the least 4 * waiting + running requests."""
-
-
-def first_come(request: Request) -> float:
-    """The order of arrival."""
-    return request.arrival_s
-
-
-@dataclass(frozen=True, slots=True)
-class ShortestFirst:
-    """Shorter prompts first; each token costs `token_s` of standing, so that a long prompt's turn comes."""
-
-    token_s: float
-
-    def __call__(self, request: Request) -> float:
-        """See `Order`."""
-        return request.arrival_s + self.token_s * request.num_tokens
 
 
 class StepQueue(Protocol):

@@ -43,7 +43,7 @@ def test_lone_prompts_take_their_kernels_and_the_overhead() -> None:
     """At 0.1 RPS nobody is in the way: TTFT is kernels, 105 ms, and at most 5 ms of waiting for company."""
     setup = paper_case().setup()
     requests = paper_case().requests(0.1, 100.0, seed=0)
-    outcome = run_point(replace(point(), rps=0.1, duration_s=100.0))
+    outcome = run_point(replace(point(), system="paper", rps=0.1, duration_s=100.0))
     kernels_s = sum(kernel_s(request.input_length, setup) for request in requests) / len(requests)
 
     assert outcome.ttft_mean_s == pytest.approx(kernels_s + 0.105, abs=0.006)

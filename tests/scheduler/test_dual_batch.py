@@ -9,6 +9,7 @@ from asap_ray.errors import ConfigError, Overloaded, RequestError
 from asap_ray.scheduler.admission import Admission, pairs, refill, single
 from asap_ray.scheduler.drain_rate import UNKNOWN_S
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
+from asap_ray.scheduler.paper import Paper
 from asap_ray.spec import PrefillSpec
 
 PREFILL = PrefillSpec(max_tokens=64, solo_tokens=32, inflection_tokens=8, max_wait_s=0.005)
@@ -75,7 +76,7 @@ def test_cost_of_the_caller_decides_where_the_work_is() -> None:
         num_groups=2,
         max_queued_requests=100,
         max_queued_tokens=200,
-        cost=lambda batch: sum(request.num_tokens**2 for request in batch.requests),
+        policy=Paper(PREFILL, cost=lambda past, now: now * (2 * past + now)),
     )
     submit(policy, 15, 7, 12, 8)
 

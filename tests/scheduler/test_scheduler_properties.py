@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
+from asap_ray.scheduler.order import HEAD_START_S
+from asap_ray.scheduler.policies import POLICIES, policy_of
 from asap_ray.spec import NUM_SLOTS, PrefillSpec
 
 PREFILL = PrefillSpec(max_tokens=64, solo_tokens=32, inflection_tokens=8, max_wait_s=0.005)
@@ -24,7 +26,7 @@ class Workload:
     arrivals: list[tuple[float, int]]  # (gap in seconds, tokens)
     answers: list[int]  # max_tokens of the requests, over and over
     token_s: float  # a batch takes this long per token
-    lost_batches: frozenset[int]  # these assignments, by number, end in a requeue
+    lost_batches: frozenset[int]  # when these assignments, by number, would end, their group is lost and back at once
 
 
 @dataclass
@@ -52,9 +54,15 @@ workloads = st.builds(
 )
 
 
-def drive(workload: Workload) -> Run:
+def scheduler_of(name: str, num_groups: int) -> DualBatchScheduler:
+    """A scheduler with room for what these tests need, its work in squares."""
+    policy = policy_of(name, PREFILL, lambda past, now: now + now * (2 * past + now) / 16)
+    return DualBatchScheduler(PREFILL, num_groups, max_queued_requests=1000, max_queued_tokens=10**6, policy=policy)
+
+
+def drive(workload: Workload, name: str = "paper") -> Run:
     """Run a workload to its end, checking the limits at every step."""
-    policy = DualBatchScheduler(PREFILL, workload.num_groups, max_queued_requests=1000, max_queued_tokens=10**6)
+    policy = scheduler_of(name, workload.num_groups)
     run, now = Run(), 0.0
     due, arrivals = 0.0, []
     for index, (gap_s, num_tokens) in enumerate(workload.arrivals):
@@ -74,10 +82,12 @@ def drive(workload: Workload) -> Run:
             run.arrived_s[request.request_id] = now
             policy.submit(request, now)
         for ended in [each for each in ends if each[0] <= now]:
-            ends.remove(ended)
-            _end(policy, run, workload, ended, now)
+            if ended in ends:
+                _end(policy, run, workload, ends, ended)
         for assignment in policy.assign(now):
             end_s = now + workload.token_s * assignment.batch.num_tokens
+            if any(each.past_tokens for each in assignment.batch.requests):  # the piece before is a layer ahead
+                end_s = max([end_s, *(each[0] for each in ends if each[2].group == assignment.group)])
             ends.append((end_s, len(run.assignments), assignment))
             run.assignments.append((now, assignment))
         _check_limits(policy, workload.num_groups)
@@ -86,14 +96,23 @@ def drive(workload: Workload) -> Run:
 
 
 def _end(
-    policy: DualBatchScheduler, run: Run, workload: Workload, ended: tuple[float, int, Assignment], now: float
+    policy: DualBatchScheduler,
+    run: Run,
+    workload: Workload,
+    ends: list[tuple[float, int, Assignment]],
+    ended: tuple[float, int, Assignment],
 ) -> None:
-    _, number, assignment = ended
+    now, number, assignment = ended
     if number in workload.lost_batches:
-        policy.requeue(assignment.batch)
+        policy.mark_down(assignment.group)
+        for lost in [each for each in ends if each[2].group == assignment.group]:
+            ends.remove(lost)
+            policy.requeue(lost[2].batch)
+        policy.mark_up(assignment.group)
         return
+    ends.remove(ended)
     policy.done(assignment.group, assignment.batch, now)
-    run.finished += [request.request_id for request in assignment.batch.requests]
+    run.finished += [request.request_id for request in assignment.batch.requests if not request.future_tokens]
 
 
 def _check_limits(policy: DualBatchScheduler, num_groups: int) -> None:
@@ -118,20 +137,22 @@ def batch_names(run: Run) -> list[list[int]]:
     return [[int(each.request_id) for each in made.batch.requests] for _, made in run.assignments]
 
 
+@pytest.mark.parametrize("name", POLICIES)
 @given(workloads)
-def test_every_request_finishes_exactly_once(workload: Workload) -> None:
+def test_every_request_finishes_exactly_once(name: str, workload: Workload) -> None:
     """None is lost or duplicated, and no step exceeds a limit."""
-    finished = sorted(int(name) for name in drive(workload).finished)
+    finished = sorted(int(name) for name in drive(workload, name).finished)
 
     assert finished == list(range(len(workload.arrivals)))
 
 
+@pytest.mark.parametrize("name", POLICIES)
 @given(workloads, st.frozensets(st.integers(0, 10)))
-def test_lost_batches_finish_too(workload: Workload, lost_batches: frozenset[int]) -> None:
+def test_lost_batches_finish_too(name: str, workload: Workload, lost_batches: frozenset[int]) -> None:
     """A requeued request runs again, and finishes once."""
     lossy = replace(workload, lost_batches=lost_batches)
 
-    finished = sorted(int(name) for name in drive(lossy).finished)
+    finished = sorted(int(name) for name in drive(lossy, name).finished)
 
     assert finished == list(range(len(workload.arrivals)))
 
@@ -178,19 +199,23 @@ def test_a_stream_of_short_requests_does_not_starve_a_solo() -> None:
     assert len(order) == 401
 
 
+@pytest.mark.parametrize("name", POLICIES)
 @given(workloads)
-def test_the_same_events_give_the_same_assignments(workload: Workload) -> None:
+def test_the_same_events_give_the_same_assignments(name: str, workload: Workload) -> None:
     """The policy is deterministic."""
-    assert drive(workload).assignments == drive(workload).assignments
+    assert drive(workload, name).assignments == drive(workload, name).assignments
 
 
+@pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=200)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.integers(1, 3), st.integers(0, 6))
-def test_wake_at_is_the_first_moment_assign_yields(lengths: list[int], num_groups: int, num_done: int) -> None:
+def test_wake_at_is_the_first_moment_assign_yields(
+    name: str, lengths: list[int], num_groups: int, num_done: int
+) -> None:
     """Just before it there is nothing, at it there is something; None means never."""
 
     def scheduler() -> DualBatchScheduler:
-        policy = DualBatchScheduler(PREFILL, num_groups, max_queued_requests=100, max_queued_tokens=10**6)
+        policy = scheduler_of(name, num_groups)
         for index, num_tokens in enumerate(lengths):
             policy.submit(Request(request_id=str(index), num_tokens=num_tokens, arrival_s=0.0), now=0.0)
         for made in policy.assign(0.0)[:num_done]:
@@ -212,3 +237,41 @@ def test_crowd_at_one_moment_is_served(num_groups: int) -> None:
     arrivals = [(0.0, 1 + 7 * number % 64) for number in range(200)]
 
     assert len(drive(Workload(num_groups, arrivals, [1], 1e-3, frozenset())).finished) == 200
+
+
+@given(workloads, st.frozensets(st.integers(0, 10)))
+def test_pieces_of_a_prompt_run_in_order_on_one_group(workload: Workload, lost_batches: frozenset[int]) -> None:
+    """And make up the prompt; one whose group is lost starts over."""
+    run = drive(replace(workload, lost_batches=lost_batches), "asap")
+    covered: dict[str, tuple[int, int]] = {}  # request -> (group, tokens so far)
+
+    for _, assignment in run.assignments:
+        for piece in assignment.batch.requests:
+            if piece.past_tokens:
+                assert covered[piece.request_id] == (assignment.group, piece.past_tokens)
+            covered[piece.request_id] = (assignment.group, piece.past_tokens + piece.num_tokens)
+    assert {int(name): num_tokens for name, (_, num_tokens) in covered.items()} == {
+        number: num_tokens for number, (_, num_tokens) in enumerate(workload.arrivals)
+    }
+
+
+@given(workloads)
+def test_nobody_is_passed_by_what_comes_after_the_head_start(workload: Workload) -> None:
+    """Of prompts that stay whole: who came `bound_s` later starts later, however short it is (the bound of `asap`)."""
+    run = drive(workload, "asap")
+    started = [int(each.request_id) for _, made in run.assignments for each in made.batch.requests if each.is_whole]
+
+    for place, number in enumerate(started):
+        for later in started[place + 1 :]:
+            assert run.arrived_s[str(number)] < run.arrived_s[str(later)] + HEAD_START_S
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones() -> None:
+    """Short prompts come faster than one group can take them: the long one begins after those of its head start."""
+    arrivals = [(0.0, 24), (0.0, 24), (0.0, 64), *[(0.02, 8)] * 800]
+    run = drive(Workload(1, arrivals, [1], token_s=0.01, lost_batches=frozenset()), "asap")
+
+    began = next(place for place, (_, made) in enumerate(run.assignments) if made.batch.requests[0].request_id == "2")
+    passed = [each.request_id for _, made in run.assignments[:began] for each in made.batch.requests]
+    assert len(passed) > 200
+    assert max(run.arrived_s[name] for name in passed) < HEAD_START_S

@@ -1,0 +1,210 @@
+"""Prompts in turns (docs/policies.md): short ones first within a bound, long ones in pieces; nothing runs alone."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import count
+from typing import Final
+
+from asap_ray.batch import Batch, Request
+from asap_ray.errors import RequestError
+from asap_ray.scheduler.cut import Cut, EqualWork
+from asap_ray.scheduler.order import HeadStart, Order
+from asap_ray.scheduler.policy import Group, check_length
+from asap_ray.scheduler.shares import Cost, tokens
+from asap_ray.scheduler.work import by_work
+from asap_ray.spec import PrefillSpec
+
+TURN: Final = 3
+"""A turn is the work of one prompt of so many times `inflection_tokens`."""
+
+
+@dataclass(order=True, slots=True)
+class _Prompt:
+    """A prompt, as far as no batch has it."""
+
+    key: float
+    number: int  # of equal keys the least goes first
+    request: Request = field(compare=False)
+    full_at: float = field(compare=False)  # from here on its batch goes as it is
+    pieces: deque[Request] = field(compare=False)
+    num_running: int = field(compare=False, default=0)
+
+
+class Turns:
+    """`Policy`: batches of at most one turn's work, in the order of `order`; longer prompts in the pieces of `cut`.
+
+    A batch takes prompts while they fit in a turn, and until it has `inflection_tokens` whatever they are. A cut
+    prompt stays on the group that holds its keys and values, one at a time a group, and each of its pieces has its
+    place in the order: pieces in a row overlap with each other in the group's two slots, and a short prompt waits
+    for a piece at most. No group is kept for anything.
+    """
+
+    def __init__(
+        self, prefill: PrefillSpec, cost: Cost = tokens, order: Order | None = None, cut: Cut | None = None
+    ) -> None:
+        """`cost` is in any unit; that of a prompt is the sum of that of its pieces."""
+        self._prefill = prefill
+        self._cost = cost
+        self._turn_tokens = min(TURN * prefill.inflection_tokens, prefill.solo_tokens)
+        self._turn = cost(0, self._turn_tokens)
+        self._order = order or HeadStart(cost, self._turn)
+        self._cut = cut or EqualWork(cost, self._turn)
+        self._number = count()
+        self._waiting: dict[str, _Prompt] = {}  # none of their pieces is taken
+        self._short: list[_Prompt] = []  # of them, those that stay whole
+        self._long: list[_Prompt] = []
+        self._under_way: dict[int, _Prompt] = {}  # the cut prompt a group goes on with
+        self._running: dict[str, _Prompt] = {}  # cut prompts some of whose pieces are taken
+        self.num_tokens = 0
+
+    @property
+    def num_requests(self) -> int:
+        """See `Policy`."""
+        return len(self._waiting)
+
+    def check(self, request: Request) -> None:
+        """See `Policy`."""
+        check_length(self._prefill, request)
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+
+    def push(self, request: Request, now: float) -> None:
+        """See `Policy`."""
+        self._push(request, self._order(request), next(self._number), now + self._prefill.max_wait_s)
+
+    def remove(self, request_id: str) -> bool:
+        """See `Policy`. A prompt of which a piece has begun finishes."""
+        prompt = self._waiting.pop(request_id, None)
+        if prompt is None:
+            return False
+        self._queue_of(prompt).remove(prompt)
+        self.num_tokens -= prompt.request.num_tokens
+        return True
+
+    def take(self, now: float, groups: Sequence[Group]) -> tuple[Group, Batch] | None:
+        """See `Policy`."""
+        for group in by_work((each for each in groups if each.is_up and each.num_free > 0), self._cost):
+            chosen, closes_at = self._fill(group.index)
+            if closes_at <= now:
+                return group, Batch(tuple(self._take(prompt, group.index) for prompt in chosen))
+        return None
+
+    def wake_at(self, now: float, groups: Sequence[Group]) -> float | None:  # noqa: ARG002
+        """See `Policy`."""
+        free = [group.index for group in groups if group.is_up and group.num_free > 0]
+        closes_at = min((self._fill(group)[1] for group in free), default=float("inf"))
+        return None if closes_at == float("inf") else closes_at
+
+    def ended(self, batch: Batch) -> None:
+        """See `Policy`."""
+        for request in batch.requests:
+            if prompt := self._running.get(request.request_id):
+                prompt.num_running -= 1
+                if not prompt.num_running and not prompt.pieces:
+                    del self._running[request.request_id]
+
+    def put_back(self, batch: Batch) -> None:
+        """See `Policy`."""
+        for request in reversed(batch.requests):
+            if request.is_whole:
+                self._push_front(request)
+            elif prompt := self._running.get(request.request_id):  # none: another of its pieces came back before
+                self._start_over(prompt)
+
+    def abandon(self, group: int) -> None:
+        """See `Policy`."""
+        if prompt := self._under_way.get(group):
+            if prompt.num_running:
+                self._drop_pieces(prompt)
+            else:
+                self._start_over(prompt)
+
+    def _fill(self, group: int) -> tuple[list[_Prompt], float]:
+        """The prompts whose next pieces are the next batch of a group, and when it goes as it is; inf: never."""
+        chosen: list[_Prompt] = []
+        load = _Load()
+        for prompt in self._in_order(group):
+            piece = prompt.pieces[0]
+            if not self._fits(load, piece):
+                return chosen, float("-inf")
+            load.add(piece, self._cost(piece.past_tokens, piece.num_tokens))
+            chosen.append(prompt)
+        if load.num_tokens >= self._prefill.inflection_tokens:
+            return chosen, float("-inf")
+        return chosen, min((prompt.full_at for prompt in chosen), default=float("inf"))
+
+    def _in_order(self, group: int) -> Iterator[_Prompt]:
+        """What a group may run: every short prompt, and the long one it goes on with or the first one."""
+        long = self._under_way.get(group)
+        return merge(self._short, [long] if long else self._long[:1])
+
+    def _fits(self, load: _Load, piece: Request) -> bool:
+        if not load.num_tokens:
+            return True
+        num_tokens = load.num_tokens + piece.num_tokens
+        if self._prefill.is_solo(num_tokens) or load.kv_tokens + piece.kv_tokens > self._prefill.max_tokens:
+            return False
+        is_in_turn = (
+            num_tokens <= self._turn_tokens
+            and load.work + self._cost(piece.past_tokens, piece.num_tokens) <= self._turn
+        )
+        return is_in_turn or load.num_tokens < self._prefill.inflection_tokens
+
+    def _take(self, prompt: _Prompt, group: int) -> Request:
+        """The next piece of a prompt, for a group."""
+        request_id = prompt.request.request_id
+        if self._waiting.pop(request_id, None):
+            self._queue_of(prompt).remove(prompt)
+        piece = prompt.pieces.popleft()
+        self.num_tokens -= piece.num_tokens
+        if not piece.is_whole:
+            prompt.num_running += 1
+            self._running[request_id] = prompt
+            self._under_way[group] = prompt
+        if piece.past_tokens and not piece.future_tokens:
+            del self._under_way[group]
+        return piece
+
+    def _push(self, request: Request, key: float, number: int, full_at: float) -> None:
+        prompt = _Prompt(key, number, request, full_at, deque(self._cut(request)))
+        if len(prompt.pieces) > 1:
+            prompt.full_at = float("-inf")  # it needs no company
+        insort(self._queue_of(prompt), prompt)
+        self._waiting[request.request_id] = prompt
+        self.num_tokens += request.num_tokens
+
+    def _push_front(self, request: Request) -> None:
+        self._push(request, float("-inf"), -next(self._number), float("-inf"))
+
+    def _queue_of(self, prompt: _Prompt) -> list[_Prompt]:
+        return self._long if len(prompt.pieces) > 1 else self._short
+
+    def _start_over(self, prompt: _Prompt) -> None:
+        self._drop_pieces(prompt)
+        del self._running[prompt.request.request_id]
+        self._push_front(prompt.request)
+
+    def _drop_pieces(self, prompt: _Prompt) -> None:
+        """The group that holds what they need is lost."""
+        self.num_tokens -= sum(piece.num_tokens for piece in prompt.pieces)
+        prompt.pieces.clear()
+        self._under_way = {group: other for group, other in self._under_way.items() if other is not prompt}
+
+
+@dataclass(slots=True)
+class _Load:
+    """What a batch has so far."""
+
+    num_tokens: int = 0
+    kv_tokens: int = 0
+    work: float = 0.0
+
+    def add(self, piece: Request, work: float) -> None:
+        self.num_tokens += piece.num_tokens
+        self.kv_tokens += piece.kv_tokens
+        self.work += work
