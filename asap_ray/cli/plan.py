@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from asap_ray.cli.case_options import Dequantise, Duration, Hardware, Interconnect, Model, NumWorkers, Skew, Slo, Trace
+from asap_ray.cli.case_options import Dequantise, Duration, Hardware, Interconnect, Model, NumWorkers, Skew, Trace
 from asap_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plan(
     trace: Trace = "A",
     dequantise: Dequantise = 0.0,
     skew: Skew = "uniform",
-    slo: Slo = 5.0,
+    slo: Annotated[float, typer.Option("--slo-ttft", "--slo", help="TTFT objective in seconds.")] = 5.0,
     criterion: Annotated[str, typer.Option(help="What the objective is for: mean, p99, attainment:0.9.")] = "mean",
     rate: Annotated[float | None, typer.Option(help="Load to carry, RPS; default: half of what the best can.")] = None,
     candidates: Annotated[int, typer.Option(help="Asynchronous splits to simulate.", min=1)] = 6,
@@ -99,5 +99,5 @@ def _objective(case: PlannedCase, slo_s: float, criterion: str) -> Objective:
     from asap_ray.evaluation.slo import criterion_of
 
     if not 0 < slo_s < float("inf"):
-        raise ConfigError(f"slo={slo_s} must be positive and finite")
+        raise ConfigError(f"slo-ttft={slo_s} must be positive and finite")
     return Objective(slo_s=slo_s, criterion=criterion_of(criterion), lengths=sample_lengths(case))

@@ -158,7 +158,7 @@ def test_json_has_every_candidate(plan: Plan, tmp_path: Path) -> None:
         (["--devices", "16", "--weights", "bf16"], "closest is asap D=1 T=1 E=15"),
         (["--model", "gpt"], "unknown model 'gpt'"),
         (["--trace", "/nowhere"], "neither a preset"),
-        (["--slo", "0"], "slo=0.0 must be positive"),
+        (["--slo-ttft", "0"], "slo-ttft=0.0 must be positive"),
         (["--rate", "-1"], "rate=-1.0 must be positive"),
         (["--criterion", "p0"], "criterion 'p0'"),
     ],
