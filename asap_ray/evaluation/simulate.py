@@ -40,7 +40,7 @@ class Row:
 
     num_tokens: int
     arrival_s: float
-    queue_s: float = 0.0  # from arrival to its (last) batch's admission
+    queue_s: float = 0.0  # from arrival to the admission of its (first) batch
     stamps: Stamps = field(default_factory=Stamps)  # of its last batch
     ttft_s: float | None = None  # None: not answered
 
@@ -91,10 +91,12 @@ class _Driver:
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         now = self.runtime.now()
+        for request in batch.requests:
+            if not request.past_tokens:
+                self.rows[int(request.request_id)].queue_s = now - stamps.total_s - request.arrival_s
         for token in tokens:
             row = self.rows[int(token.request_id)]
             row.ttft_s = now - row.arrival_s + self._overhead_s
-            row.queue_s = row.ttft_s - self._overhead_s - stamps.total_s
             row.stamps = stamps
         self._num_left -= len(tokens)
         self._scheduler.done(self._group_of.pop(id(batch)), batch, now)

@@ -20,7 +20,7 @@ from asap_ray.scheduler.work import by_work
 from asap_ray.spec import PrefillSpec
 
 TURN: Final = 3
-"""A turn is the work of one prompt of so many times `inflection_tokens`."""
+"""A turn has so many times `inflection_tokens`."""
 
 
 @dataclass(order=True, slots=True)
@@ -45,12 +45,18 @@ class Turns:
     """
 
     def __init__(
-        self, prefill: PrefillSpec, cost: Cost = tokens, order: Order | None = None, cut: Cut | None = None
+        self,
+        prefill: PrefillSpec,
+        cost: Cost = tokens,
+        *,
+        turn_tokens: int | None = None,
+        order: Order | None = None,
+        cut: Cut | None = None,
     ) -> None:
-        """`cost` is in any unit; that of a prompt is the sum of that of its pieces."""
+        """A turn is the work of one prompt of `turn_tokens`, in the unit of `cost`: a prompt's is its pieces' sum."""
         self._prefill = prefill
         self._cost = cost
-        self._turn_tokens = min(TURN * prefill.inflection_tokens, prefill.solo_tokens)
+        self._turn_tokens = min(turn_tokens or TURN * prefill.inflection_tokens, prefill.solo_tokens)
         self._turn = cost(0, self._turn_tokens)
         self._order = order or HeadStart(cost, self._turn)
         self._cut = cut or EqualWork(cost, self._turn)
