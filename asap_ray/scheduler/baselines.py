@@ -13,7 +13,7 @@ from asap_ray.batch import Batch, Request
 from asap_ray.errors import ConfigError
 from asap_ray.scheduler.order import ShortestFirst
 from asap_ray.scheduler.shares import Chunks, Cost, Filling, Halves, Split, undivided
-from asap_ray.scheduler.step_queues import GlobalQueue, GroupQueues, StepQueue
+from asap_ray.scheduler.step_queues import BacklogQueue, GlobalQueue, GroupQueues, StepQueue
 
 
 class LockstepScheduler:
@@ -61,7 +61,9 @@ class LockstepScheduler:
 class Strong:
     """Settings of `strong`: the best of the sweep in docs/baselines.md."""
 
-    budget_tokens: int = 8192  # a group's step is as much work as one prompt this long
+    budget_tokens: int = 8192  # a group's longest step is as much work as one prompt this long
+    least_tokens: int = 3072  # and its shortest, while little waits
+    backlog_part: float = 0.3  # of the work that waits, a step does this
     chunk_tokens: int = 8192  # no piece is longer
     overlap_tokens: int = 4096  # steps this long run as two micro-batches
     delay_s: float = 0.0  # a wait for company costs more than it gains
@@ -94,5 +96,7 @@ def strong(num_groups: int, strong: Strong, cost: Cost) -> LockstepScheduler:
     `cost` is the attention time of a piece, squares included.
     """
     cut = Filling(cost(0, strong.budget_tokens), strong.chunk_tokens, cost=cost)
-    queue = GlobalQueue(num_groups, cut, ShortestFirst(strong.token_s))
+    queue = BacklogQueue(
+        num_groups, cut, cost(0, strong.least_tokens), strong.backlog_part, ShortestFirst(strong.token_s)
+    )
     return LockstepScheduler(queue, num_groups, Halves(cost, strong.overlap_tokens), strong.delay_s)

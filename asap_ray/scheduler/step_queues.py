@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final, Protocol
 
 from asap_ray.batch import Request
+from asap_ray.errors import ConfigError
 from asap_ray.scheduler.order import Order, first_come
-from asap_ray.scheduler.shares import Cut, Piece, Share
+from asap_ray.scheduler.shares import Cut, Filling, Piece, Share
 
 WAITING_WEIGHT: Final = 4
 """vLLM's balancer sends a prompt to the engine with the least 4 * waiting + running requests."""
@@ -99,6 +101,34 @@ class GlobalQueue:
             if prompt.has_more:
                 self._under_way.append(prompt)
         return shares
+
+
+class BacklogQueue(GlobalQueue):
+    """A global queue whose steps are no longer than needed: each does `part` of the work that waits.
+
+    While little waits, a request that has just missed a step does not miss a long one; while much does, fewer
+    steps spend less on what every step costs. A step has between `least` and the cut's own budget.
+    """
+
+    def __init__(self, num_groups: int, cut: Filling, least: float, part: float, order: Order = first_come) -> None:
+        """Raises ConfigError: `least` or `part` is not positive."""
+        if least <= 0 or part <= 0:
+            raise ConfigError(f"least={least} and part={part} of a step's work must be positive")
+        super().__init__(num_groups, cut, order)
+        self._longest = cut
+        self._least = least
+        self._part = part
+
+    def take(self) -> list[Share]:
+        """See `StepQueue`."""
+        cost = self._longest.cost
+        work = sum(
+            cost(prompt.start, prompt.request.num_tokens - prompt.start)
+            for prompt in chain(self._under_way, self._waiting)
+        )
+        wanted = max(self._least, self._part * work / self._num_groups)
+        self._cut = replace(self._longest, budget=min(self._longest.budget, wanted))
+        return super().take()
 
 
 class GroupQueues:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -127,6 +128,17 @@ def test_strong_pieces_are_of_equal_work() -> None:
     assert lengths(policy.step(1.0)) == [[[416]]]
 
 
+def test_strong_steps_grow_with_what_waits() -> None:
+    """Half of 40 waiting units is a step of 20; of 10, the least step of 8 remains."""
+    settings = Strong(budget_tokens=30, least_tokens=8, backlog_part=0.5, chunk_tokens=40, delay_s=0)
+    policy = strong(1, replace(settings, overlap_tokens=1000), lambda _, num_tokens: num_tokens)
+    submit(policy, *[4] * 10)
+
+    assert lengths(policy.step(0.0)) == [[[4] * 5]]
+    assert lengths(policy.step(1.0)) == [[[4] * 2]]
+    assert lengths(policy.step(2.0)) == [[[4] * 2]]
+
+
 @pytest.mark.parametrize("load", [0.0, 5.0])
 def test_filling_takes_all_that_fits(load: float) -> None:
     """The piece ends where one token more would exceed the budget."""
@@ -197,7 +209,7 @@ def test_a_step_that_is_full_waits_no_longer() -> None:
     assert policy.wake_at(1.1) is None
 
 
-@pytest.mark.parametrize("broken", [{"budget_tokens": 0}, {"chunk_tokens": -1}, {"delay_s": -0.1}])
+@pytest.mark.parametrize("broken", [{"budget_tokens": 0}, {"chunk_tokens": -1}, {"delay_s": -0.1}, {"backlog_part": 0}])
 def test_settings_that_make_no_sense_are_refused(broken: dict[str, float]) -> None:
     """Nothing starts with a budget, chunk or delay below its limit."""
     with pytest.raises(ConfigError):
