@@ -1,4 +1,4 @@
-"""Shared buffers and the four asynchronous primitives (3.2) on the host; written in csrc/.
+"""Shared buffers, the four asynchronous primitives (3.2) and passes over rows on the host; written in csrc/.
 
 Arrays cross as buffers: float32, or uint16 standing for the 16-bit row type. All are C-contiguous.
 The GIL is released while a call waits or copies.
@@ -158,3 +158,36 @@ class MoEComm:
 
     def abort(self) -> None:
         """Every wait, present or later, raises Closed within 60 ms."""
+
+def swiglu(out: _Rows, gate_up: _Rows, row_type: str) -> None:
+    """out [R, I] = silu(gate) * up, the halves of gate_up [R, 2 I].
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
+def rms_norm(out: _Rows, x: NDArray[np.float32], weight: NDArray[np.float32], eps: float, row_type: str) -> None:
+    """out [S, H] = x / rms(x) * weight, computed in float32.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
+def norm_and_rotate(
+    qkv: _Rows,
+    query_norm: NDArray[np.float32],
+    key_norm: NDArray[np.float32],
+    cos: NDArray[np.float32],
+    sin: NDArray[np.float32],
+    num_queries: int,
+    num_keys: int,
+    eps: float,
+    row_type: str,
+) -> None:
+    """In place: the query and key heads of qkv [S, (num_queries + 2 num_keys) D], normalised and turned.
+
+    `query_norm` and `key_norm` are [D], `cos` and `sin` [S, D / 2]: pairs are (d, d + D / 2).
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """

@@ -22,6 +22,7 @@ from asap_ray.engine import attention, experts
 from asap_ray.errors import Closed, CorruptMessage
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
+from asap_ray.models.fused import array_of
 from asap_ray.models.qwen3_moe import Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
@@ -38,11 +39,6 @@ DTYPES: Final = {
 def instance_of(config: ServeConfig, model: Model) -> Instance:
     """The instance a configuration makes of a model."""
     return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
-
-
-def _buffer(rows: torch.Tensor) -> Any:
-    """Rows as numpy sees them; numpy has no bfloat16, so 16-bit types cross as uint16."""
-    return (rows if rows.dtype is torch.float32 else rows.view(torch.uint16)).numpy()
 
 
 def _open(peer: Registration) -> _native.SharedBuffer:
@@ -79,7 +75,7 @@ class HostAttentionComm:
         self._native.async_dispatch_send(
             slot,
             layer,
-            _buffer(routed.hidden_SH),
+            array_of(routed.hidden_SH),
             routed.expert_ids_SK.numpy(),
             routed.weights_SK.numpy(),
             self._deadline_s,
@@ -88,7 +84,7 @@ class HostAttentionComm:
     async def combine_recv(self, slot: int) -> torch.Tensor:
         """See `AttentionComm`."""
         out_SH = self._out[slot, : self._num_rows[slot]]
-        self._native.async_combine_recv(slot, _buffer(out_SH), self._deadline_s)
+        self._native.async_combine_recv(slot, array_of(out_SH), self._deadline_s)
         return out_SH
 
 
@@ -121,7 +117,7 @@ class HostMoEComm:
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""
-        self._native.async_combine_send(work.ticket, _buffer(results_RH))
+        self._native.async_combine_send(work.ticket, array_of(results_RH))
 
 
 class HostAttention:

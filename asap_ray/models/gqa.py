@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from asap_ray.errors import ConfigError
 from asap_ray.models.config import QwenConfig
+from asap_ray.models.fused import norm_and_rotate_
 from asap_ray.models.passes import Sequence
-from asap_ray.models.rope import Rotation, rms_norm
 from asap_ray.models.weights import Shard
 
 
@@ -64,10 +64,12 @@ class GroupedQueryAttention:
             self._qkv_bias_C = _qkv(shard, config, f"{prefix}.{{}}_proj.bias", ())
         if config.attention_bias and shard.rank == 0:  # partial sums are added up: once is enough
             self._out_bias_H = shard.own(shard.checkpoint.view(f"{prefix}.o_proj.bias", (hidden,)))
-        self._query_norm_D = shard.vector(f"{prefix}.q_norm.weight", config.head_dim)
-        self._key_norm_D = shard.vector(f"{prefix}.k_norm.weight", config.head_dim)
+        query_norm_D, key_norm_D = (shard.vector(f"{prefix}.{letter}_norm.weight", config.head_dim) for letter in "qk")
+        self._norms_D = query_norm_D, key_norm_D
 
-    def __call__(self, hidden_SH: torch.Tensor, rotation: Rotation, sequences: list[Sequence]) -> torch.Tensor:
+    def __call__(
+        self, hidden_SH: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], sequences: list[Sequence]
+    ) -> torch.Tensor:
         """Attend within each sequence; this rank's part of the output sum, [S, H].
 
         Rows beyond the last sequence are padding and only cost time.
@@ -75,18 +77,25 @@ class GroupedQueryAttention:
         qkv_SC = hidden_SH @ self._qkv_HC
         if self._qkv_bias_C is not None:
             qkv_SC += self._qkv_bias_C
-        heads_SND = qkv_SC.view(len(hidden_SH), sum(self._split), self._head_dim)
-        query_SND, key_SGD, value_SGD = torch.split(heads_SND, self._split, dim=1)
-        query_SND = rotation.apply(rms_norm(query_SND, self._query_norm_D, self._eps)).to(hidden_SH.dtype)
-        key_SGD = rotation.apply(rms_norm(key_SGD, self._key_norm_D, self._eps)).to(hidden_SH.dtype)
+        norm_and_rotate_(qkv_SC, self._norms_D, angles, (self._split[0], self._split[1]), self._eps)
+        out_SH = self._mix(qkv_SC, sequences) @ self._out_CH
+        return out_SH if self._out_bias_H is None else out_SH.add_(self._out_bias_H)
 
-        mixed_SND = torch.zeros_like(query_SND)
+    def _mix(self, qkv_SC: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
+        """The heads' outputs side by side, [S, C]."""
+        num_tokens = len(qkv_SC)
+        heads_SND = qkv_SC.view(num_tokens, sum(self._split), self._head_dim)
+        query_SND, key_SGD, value_SGD = torch.split(heads_SND, self._split, dim=1)
+        mixed = []
         for sequence in sequences:
             rows = sequence.rows
             key_GnD, value_GnD = sequence.extend(self._layer_idx, key_SGD[rows], value_SGD[rows])
-            mixed_SND[rows] = attend(query_SND[rows], key_GnD, value_GnD)
-        out_SH = mixed_SND.flatten(1) @ self._out_CH
-        return out_SH if self._out_bias_H is None else out_SH.add_(self._out_bias_H)
+            mixed.append(attend(query_SND[rows], key_GnD, value_GnD))
+        padding = num_tokens - sum(map(len, mixed))
+        if padding or not mixed:
+            mixed.append(query_SND.new_zeros(padding, *query_SND.shape[1:]))
+        mixed_SND = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return mixed_SND.flatten(1)
 
 
 def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmD: torch.Tensor) -> torch.Tensor:

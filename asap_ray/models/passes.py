@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from asap_ray.batch import Request, Token
-from asap_ray.models.rope import Rotation
 from asap_ray.models.sampler import Sampler, token_of
 
 
@@ -76,7 +75,7 @@ class Pass:
     """One way through the layers: of prompts or chunks at first, then of one token a request."""
 
     answers: list[Answer]
-    rotation: Rotation
+    angles: tuple[torch.Tensor, torch.Tensor]  # cosines and sines
     residual_RH: torch.Tensor  # float32
     num_rows: int  # of this rank that are no padding
     layer_idx: int = 0

@@ -17,9 +17,10 @@ from asap_ray.batch import Batch, Request, Token
 from asap_ray.models.config import QwenConfig, read_config
 from asap_ray.models.dense import DenseMLP
 from asap_ray.models.experts import ExpertStage, load_experts
+from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import GroupedQueryAttention
 from asap_ray.models.passes import Answer, Cache, Pass, Sequence
-from asap_ray.models.rope import rms_norm, rotation_at
+from asap_ray.models.rope import rotation_at
 from asap_ray.models.router import route
 from asap_ray.models.sampler import Sampler
 from asap_ray.models.vocabulary import Vocabulary
@@ -105,7 +106,7 @@ class QwenAttention:
         positions_S = torch.cat((*positions, torch.zeros(padding, dtype=torch.int64)))
         return Pass(
             answers=answers,
-            rotation=rotation_at(positions_S, self._config.head_dim, self._config.rope_theta),
+            angles=rotation_at(positions_S, self._config.head_dim, self._config.rope_theta),
             residual_RH=self._vocabulary.embed(token_ids_S),
             num_rows=min(max(num_tokens - self._collective.rank * rank_rows, 0), rank_rows),
         )
@@ -183,13 +184,13 @@ class QwenAttention:
 
     def _attention(self, state: Pass, layer: DecoderLayer) -> None:
         hidden_SH = self._gather(state, layer.input_norm_H)
-        partial_SH = layer.attention(hidden_SH, state.rotation, state.sequences)
+        partial_SH = layer.attention(hidden_SH, state.angles, state.sequences)
         state.residual_RH += self._collective.reduce_scatter(partial_SH)
 
     def _gather(self, state: Pass, norm_H: torch.Tensor) -> torch.Tensor:
         """Every rank's rows, normalised, in the compute type."""
-        hidden_RH = rms_norm(state.residual_RH, norm_H, self._config.rms_norm_eps)
-        gathered_SH: torch.Tensor = self._collective.all_gather(hidden_RH.to(self._dtype))
+        hidden_RH = rms_norm(state.residual_RH, norm_H, self._config.rms_norm_eps, self._dtype)
+        gathered_SH: torch.Tensor = self._collective.all_gather(hidden_RH)
         return gathered_SH
 
 

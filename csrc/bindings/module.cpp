@@ -1,15 +1,15 @@
-// asap_ray._native: the only C++ that knows Python. See asap_ray/_native.pyi for what it offers.
-#include <pybind11/numpy.h>
+// asap_ray._native: this folder is the only C++ that knows Python. See asap_ray/_native.pyi for
+// what it offers.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <cerrno>
 #include <system_error>
 
+#include "arrays.hpp"
 #include "asap/attention_comm.hpp"
 #include "asap/moe_comm.hpp"
-
-namespace py = pybind11;
+#include "stages.hpp"
 
 namespace asap {
 namespace {
@@ -43,42 +43,6 @@ Layout layout_of(const py::kwargs& values) {
   ASAP_CHECK(values.size() == std::size(kLayoutFields), "Layout: ", values.size(), " values for ",
              std::size(kLayoutFields), " fields");
   return layout;
-}
-
-void check_shape(const py::buffer_info& array, const char* name, std::int64_t num_rows,
-                 std::int64_t num_columns) {
-  ASAP_CHECK(array.ndim == 2, name, " has ", array.ndim, " dimensions, expected 2");
-  ASAP_CHECK(array.shape[0] == num_rows && array.shape[1] == num_columns, name, " has shape [",
-             array.shape[0], ", ", array.shape[1], "], expected [", num_rows, ", ", num_columns,
-             "]");
-  ASAP_CHECK(array.size == 0 || (array.strides[1] == array.itemsize &&
-                                 array.strides[0] == array.itemsize * num_columns),
-             name, " is not C-contiguous");
-}
-
-// Rows cross as float32, or as uint16 standing for the 16-bit type in use (numpy has no bfloat16).
-Rows rows_of(const py::buffer_info& array, const char* name, std::int64_t num_rows,
-             std::int64_t hidden, RowType row_type) {
-  check_shape(array, name, num_rows, hidden);
-  auto* bytes = static_cast<std::byte*>(array.ptr);
-  if (array.item_type_is_equivalent_to<float>()) return {bytes, RowType::float32, hidden};
-  ASAP_CHECK(array.item_type_is_equivalent_to<std::uint16_t>() && row_type != RowType::float32,
-             name, " has elements of format '", array.format,
-             "'; expected float32, or uint16 where rows travel in a 16-bit type");
-  return {bytes, row_type, hidden};
-}
-
-template <class T>
-const T* values_of(const py::buffer_info& array, const char* name, std::int64_t num_rows,
-                   std::int64_t num_columns) {
-  check_shape(array, name, num_rows, num_columns);
-  ASAP_CHECK(array.item_type_is_equivalent_to<T>(), name, " has elements of format '", array.format,
-             "', expected '", py::format_descriptor<T>::format(), "'");
-  return static_cast<const T*>(array.ptr);
-}
-
-std::int64_t num_rows_of(const py::buffer_info& array) {
-  return array.ndim == 0 ? 0 : array.shape[0];
 }
 
 void dispatch_send(AttentionComm& comm, std::int64_t slot, std::int64_t layer,
@@ -196,9 +160,11 @@ void bind_moe(py::module_& m) {
 }  // namespace asap
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Shared buffers and the four asynchronous primitives (3.2) on the host.";
+  m.doc() =
+      "Shared buffers, the four asynchronous primitives (3.2) and passes over rows on the host.";
   py::register_exception_translator(&asap::translate);
   asap::bind_buffers(m);
   asap::bind_attention(m);
   asap::bind_moe(m);
+  asap::bind_stages(m);
 }

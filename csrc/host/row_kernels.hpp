@@ -54,6 +54,11 @@ template <class To, class From>
 
 // `stream` copies whole lines past the caches; no release store covers it before finish_streams.
 struct Portable {
+  // Runs a callable that is inlined into it, and so compiled for these vectors.
+  template <class Body>
+  static void run(Body body) {
+    body();
+  }
   static void stream(std::byte* to, const std::byte* from, std::int64_t num_bytes) {
     std::memcpy(to, from, static_cast<std::size_t>(num_bytes));
   }
@@ -71,6 +76,10 @@ struct Portable {
 #if defined(__x86_64__)
 #define ASAP_AVX2 "avx2,fma"
 struct Avx2 {
+  template <class Body>
+  [[gnu::target(ASAP_AVX2)]] static void run(Body body) {
+    body();
+  }
   [[gnu::target(ASAP_AVX2)]] static void stream(std::byte* to, const std::byte* from,
                                                 std::int64_t num_bytes) {
     for (std::int64_t n = 0; n < num_bytes; n += 32) {
@@ -92,6 +101,10 @@ struct Avx2 {
 
 #define ASAP_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"
 struct Avx512 {
+  template <class Body>
+  [[gnu::target(ASAP_AVX512)]] static void run(Body body) {
+    body();
+  }
   [[gnu::target(ASAP_AVX512)]] static void stream(std::byte* to, const std::byte* from,
                                                   std::int64_t num_bytes) {
     for (std::int64_t n = 0; n < num_bytes; n += kLineBytes) {
@@ -124,6 +137,19 @@ void with_kernels(Visit visit) {
   if (has_avx2) return visit(Avx2{});
 #endif
   visit(Portable{});
+}
+
+// Call `visit` with a value of an element type.
+template <class Visit>
+void with_element(RowType type, Visit visit) {
+  switch (type) {
+    case RowType::float32:
+      return visit(Float32{});
+    case RowType::bfloat16:
+      return visit(BFloat16{});
+    case RowType::float16:
+      return visit(Float16{});
+  }
 }
 
 }  // namespace asap

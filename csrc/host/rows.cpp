@@ -10,18 +10,6 @@
 namespace asap {
 namespace {
 
-template <class Visit>
-void with_element(RowType type, Visit visit) {
-  switch (type) {
-    case RowType::float32:
-      return visit(Float32{});
-    case RowType::bfloat16:
-      return visit(BFloat16{});
-    case RowType::float16:
-      return visit(Float16{});
-  }
-}
-
 // Call `visit` with the kernels and one value of each element type. An instance computes in float32
 // or in the type that travels, so the two 16-bit types never meet.
 template <class Visit>
