@@ -24,6 +24,8 @@ from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import AsapError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.qwen3_moe import load_model
+from asap_ray.scheduler.policies import policy_of
+from asap_ray.scheduler.shares import tokens
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     """
     config = config_from(args)
     served_model(config)
+    policy_of(config.policy, config.prefill, tokens)
     instance_of(config, load_model(config.model))
     frontend: Any = Frontend  # what the decorators made of it
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)

@@ -15,6 +15,8 @@ from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
+from asap_ray.scheduler.policies import policy_of
+from asap_ray.scheduler.shares import tokens
 
 _DEADLINES: Final = 20
 """No client waits longer than so many `deadline_s` for its next token: 10 minutes by default, as in OpenAI's client."""
@@ -54,7 +56,7 @@ class Ttft:
     The rest of the total is the way to the group and back, the wait at its door, and the other slot's turns.
     """
 
-    queue_s: float  # from arrival until the batch is handed to a DP group
+    queue_s: float  # from arrival until the batch, or that of a long prompt's last piece, is handed to a DP group
     attention_s: float
     dispatch_s: float
     combine_s: float
@@ -89,7 +91,11 @@ class PrefillService:
         )
         self._groups = groups
         self._scheduler = DualBatchScheduler(
-            config.prefill, groups.num_groups, config.max_queued_requests, config.max_queued_tokens
+            config.prefill,
+            groups.num_groups,
+            config.max_queued_requests,
+            config.max_queued_tokens,
+            policy_of(config.policy, config.prefill, tokens),
         )
         self._deadline_s = _DEADLINES * config.prefill.deadline_s
         self._waiting: dict[str, _Waiter] = {}

@@ -37,6 +37,7 @@ class ServeConfig:
     device: str = "cpu"
     compute_type: RowType = RowType.FLOAT32
     threads: int = 1  # CPU threads of one device
+    policy: str = "asap"  # what runs next, and where (docs/policies.md)
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast

@@ -17,12 +17,15 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table
 from transformers import AutoModelForCausalLM
 
+from asap_ray.actors.app import served_model
 from asap_ray.actors.lease import end_instance
 from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, running_names
+from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, DeviceLost
 from asap_ray.messages import Registration
+from asap_ray.scheduler.policies import POLICIES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -107,6 +110,27 @@ def test_a_prompt_in_chunks_answers_as_transformers(
             await instance.stop()
 
     assert run(ask_both()) == [[()], [(reference["r3"],)]]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_answers_as_transformers(
+    run: Run, make_config: MakeConfig, reference: dict[str, int], policy: str
+) -> None:
+    """All prompts at once, through the scheduler: a turn has 96 tokens, so those of 129 and 256 run in pieces."""
+    config = dataclasses.replace(make_config(policy, 1, 2, 1), policy=policy)
+    instance = PrefillInstance(config)
+
+    async def ask_all() -> dict[str, int]:
+        await instance.start()
+        service = PrefillService(config, served_model(config), instance)
+        try:
+            requests = [request(index) for index in range(len(PROMPTS))]
+            return {event.token.request_id: event.token.token_id async for event in service.generate(requests)}
+        finally:
+            await service.close()
+            await instance.stop()
+
+    assert run(ask_all()) == reference
 
 
 def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -41,6 +41,7 @@ class EchoGroups:
     batches: list[Batch] = field(default_factory=list)
     started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     num_finished: int = 0
+    prompts: dict[str, bytes] = field(default_factory=dict)  # as far as their pieces have come
 
     def missing(self) -> tuple[str, ...]:
         """See `Groups`."""
@@ -54,9 +55,12 @@ class EchoGroups:
         if self.gate:
             await self.gate.wait()
         stamps = Stamps(attention_s=0.25, dispatch_s=0.125, combine_s=0.5, total_s=1.0)
-        unfinished = list(batch.requests)
+        for request in batch.requests:
+            before = self.prompts[request.request_id] if request.past_tokens else b""
+            self.prompts[request.request_id] = before + request.token_ids
+        unfinished = [request for request in batch.requests if not request.future_tokens]
         step = 0
-        while unfinished and step != self.max_passes:
+        while (unfinished or step == 0) and step != self.max_passes:
             await asyncio.sleep(0)
             if self.failure and step == self.fail_after:
                 raise self.failure
@@ -69,7 +73,8 @@ class EchoGroups:
         self.num_finished += 1
 
     def _token(self, request: Request, step: int) -> Token:
-        sampling, token_id = request.sampling, echo(request, step)
+        prompt = replace(request, token_ids=self.prompts[request.request_id])
+        sampling, token_id = request.sampling, echo(prompt, step)
         reason = "length" if step + 1 == sampling.max_tokens else None
         return Token(
             request_id=request.request_id,

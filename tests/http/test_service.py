@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,13 +121,25 @@ def test_a_client_that_leaves_the_queue_is_never_run(
     assert asyncio.run(scenario()) == ["staying"]
 
 
+def test_a_long_prompt_runs_in_pieces_on_one_group(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
+    """A turn is 32 tokens here: 64 are two pieces, and one answer that continues where the prompt began."""
+
+    async def scenario() -> list[int]:
+        service = PrefillService(config, model, groups)
+        return [event.token.token_id for event in await tokens_of(service, [request("long", 64, max_tokens=3)])]
+
+    assert asyncio.run(scenario()) == [7, 7, 7]
+    assert [[r.num_tokens for r in batch.requests] for batch in groups.batches] == [[32], [32]]
+    assert groups.started.get_nowait() == groups.started.get_nowait()
+
+
 def test_a_solo_that_leaves_the_queue_lets_go_of_its_group(
     config: ServeConfig, model: ServedModel, gated: EchoGroups
 ) -> None:
     """A slot is free but kept for a solo prompt; when its client leaves, the prompt behind it starts at once."""
 
     async def scenario() -> list[str]:
-        service = PrefillService(config, model, gated)
+        service = PrefillService(replace(config, policy="paper"), model, gated)
         tasks = [await queue(service, f"running-{k}") for k in range(3)]
         solo = await queue(service, "solo", num_tokens=40)
         tasks.append(await queue(service, "behind"))
