@@ -10,7 +10,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.evaluation.plan_candidates import ASYNC, SYNC, Candidate, Objective, PlannedCase, candidate_of, candidates
 from asap_ray.evaluation.points import Outcome, Point
 from asap_ray.evaluation.searches import Search, single
-from asap_ray.evaluation.slo import SloSearch
+from asap_ray.evaluation.slo import MIN_REQUESTS, SloSearch
 
 NUM_SYNC: Final = 2
 """Synchronous splits that are simulated: they differ in T alone."""
@@ -44,7 +44,7 @@ class Planned:
     """A candidate that was simulated: means over the seeds."""
 
     candidate: Candidate
-    slo_rps: float
+    slo_rps: float  # at most its bound
     ttft_mean_s: float  # at the plan's load
     ttft_p99_s: float
 
@@ -146,23 +146,35 @@ def _limits(best: Candidate, objective: Objective) -> list[Candidate]:
 
 def _judge(question: Question, chosen: Sequence[Candidate], explore: Explore) -> list[tuple[Candidate, float]]:
     """The rate within the objective of each."""
-    criterion = question.objective.criterion
-    found = explore([_slo_search(question, candidate) for candidate in chosen])
-    return [
-        (candidate, sum(rates[criterion.name]) / len(question.seeds))
-        for candidate, rates in zip(chosen, found, strict=True)
-    ]
+    return list(zip(chosen, explore([_rate(question, candidate) for candidate in chosen]), strict=True))
 
 
-def _slo_search(question: Question, candidate: Candidate) -> Search[dict[str, list[float]]]:
+def _rate(question: Question, candidate: Candidate) -> Search[float]:
+    """Mean over the seeds; no more than the bound, although a run can carry more and end with a queue."""
+    criterion, resolution_rps = question.objective.criterion, question.resolution_rps
+    most_rps = round(candidate.bound_rps // resolution_rps * resolution_rps, 6)
+    if most_rps * question.duration_s < MIN_REQUESTS:
+        return 0.0
     search = SloSearch(
         system=candidate.system,
         case=candidate.case,
         duration_s=question.duration_s,
         slo_s=question.objective.slo_s,
-        resolution_rps=question.resolution_rps,
+        resolution_rps=resolution_rps,
     )
-    return search.over_seeds(question.seeds, (question.objective.criterion,), candidate.estimate_rps)
+    rates = []
+    for seed in question.seeds:
+        outcome = yield _point(question, candidate, most_rps, seed)
+        if criterion.value_s(outcome) <= question.objective.slo_s:
+            rates.append(most_rps)
+        else:
+            found = yield from search.over_seeds((seed,), (criterion,), candidate.estimate_rps)
+            rates.append(min(most_rps, found[criterion.name][0]))
+    return sum(rates) / len(rates)
+
+
+def _point(question: Question, candidate: Candidate, rps: float, seed: int) -> Point:
+    return Point(system=candidate.system, case=candidate.case, rps=rps, duration_s=question.duration_s, seed=seed)
 
 
 def _half(objective: Objective, judged: Sequence[tuple[Candidate, float]]) -> float:
@@ -178,11 +190,7 @@ def _at_load(
     question: Question, judged: Sequence[tuple[Candidate, float]], load_rps: float, explore: Explore
 ) -> list[Planned]:
     """TTFT of each at one load, so that they can be compared."""
-    points = [
-        Point(system=candidate.system, case=candidate.case, rps=load_rps, duration_s=question.duration_s, seed=seed)
-        for candidate, _ in judged
-        for seed in question.seeds
-    ]
+    points = [_point(question, candidate, load_rps, seed) for candidate, _ in judged for seed in question.seeds]
     outcomes: list[Outcome] = explore([single(point) for point in points])
     num_seeds = len(question.seeds)
     rows = []

@@ -80,10 +80,8 @@ def _remarks(plan: Plan) -> list[str]:
             f"{first.fullest.text()}."
         )
     remarks.append(f"{len(plan.ruled_out)} splits do not fit; {len(plan.others)} more do and were not simulated.")
-    surplus = 2 * plan.question.objective.slo_s / plan.question.duration_s
     remarks.append(
-        f"Runs of {plan.question.duration_s:g} s carry up to {100 * surplus:.0f} % more than can be carried for ever: "
-        "the queue may grow till they end."
+        f"A rate is cut to its bound: a run of {plan.question.duration_s:g} s can carry more, with a queue at its end."
     )
     remarks.append(f"The best asynchronous split: {'; '.join(need.text() for need in served.candidate.needs)}.")
     return remarks
