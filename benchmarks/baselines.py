@@ -3,8 +3,8 @@
     python benchmarks/baselines.py [--quick] [--only SYSTEM] [--seeds 3] [--json FILE]
 
 The paper's instance (32 dies, 8 groups of 4) and its trace. A step is computed in closed form instead of by the
-engine's loop, which it is compared with first: the same numbers, some ten times sooner. JSON rows: {system, setting, own: all settings,
-criterion: {mean, p99}: RPS within 5 s, one a seed, ttft_s: {RPS: mean, over the seeds}}.
+engine's loop, which it is compared with first: the same numbers, some ten times sooner. JSON rows: {system, setting,
+own: all settings, criterion: {mean, p99}: RPS within 5 s, one a seed, ttft_s: {RPS: mean, over the seeds}}.
 """
 
 from __future__ import annotations
