@@ -17,6 +17,7 @@ from asap_ray.engine import attention, experts
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Run, simulate
 from asap_ray.evaluation.sync_systems import POLICIES, attention_work, synchronous
+from asap_ray.scheduler import policies
 from asap_ray.scheduler.admission import Admission, pairs, refill, single
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
 from asap_ray.scheduler.paper import Paper
@@ -65,12 +66,6 @@ def paper_setup() -> Setup:
     """5.1: DeepSeek-V3.2 on 32 dies, D=4, T=4, E=16."""
     instance = paper()
     return Setup(shape=deepseek_v32(), hardware=ascend_910c(), parallel=instance.parallel, prefill=instance.prefill)
-
-
-def asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
-    """This product at its best: prompts in turns (docs/policies.md)."""
-    spec = setup.spec()
-    return run_policy(spec, Turns(spec.prefill, attention_work(spec.cost)), trace)
 
 
 def paper_asap(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
@@ -124,6 +119,16 @@ def _scheduler(spec: VirtualSpec, policy: Policy, admission: Admission = refill)
     )
 
 
+def _under_policy(name: str) -> System:
+    """The asynchronous instance under one of `scheduler.policies`; `asap` is this product as it ships."""
+
+    def system(setup: Setup, trace: Sequence[TraceRequest]) -> Run:
+        spec = setup.spec()
+        return run_policy(spec, policies.policy_of(name, spec.prefill, attention_work(spec.cost)), trace)
+
+    return system
+
+
 def _synchronous(name: str) -> System:
     return lambda setup, trace: synchronous(name, setup.lockstep_spec(), trace)
 
@@ -131,7 +136,7 @@ def _synchronous(name: str) -> System:
 System = Callable[[Setup, Sequence[TraceRequest]], Run]
 
 SYSTEMS: Final[dict[str, System]] = {
-    "asap": asap,
+    **{name: _under_policy(name) for name in policies.POLICIES},
     "paper": paper_asap,
     "paper_refill": paper_refill,
     "no_dual": no_dual,
