@@ -78,9 +78,9 @@ class _Takes:
 
 
 def whole_of(dp_groups: int, tp: int, moe_devices: int) -> Instance:
-    """A toy instance."""
+    """A toy instance. Every token goes to every expert: nobody runs ahead of a device that owes it nothing."""
     return Instance(
-        model=ModelSpec(num_layers=4, hidden=HIDDEN, num_experts=6, top_k=3),
+        model=ModelSpec(num_layers=4, hidden=HIDDEN, num_experts=6, top_k=6),
         parallel=ParallelSpec(dp_groups=dp_groups, tp=tp, moe_devices=moe_devices),
         prefill=PrefillSpec(max_tokens=LIMIT, solo_tokens=LIMIT // 2, inflection_tokens=8),
     )
