@@ -133,7 +133,7 @@ def virtual_steps(whole: Instance) -> Steps:
 
 @pytest.mark.parametrize(("dp_groups", "tp", "moe_devices"), [(1, 1, 1), (1, 2, 1), (1, 1, 3), (2, 2, 2), (3, 1, 2)])
 def test_both_worlds_take_the_same_steps(dp_groups: int, tp: int, moe_devices: int) -> None:
-    """What each rank sends, and what each device takes of each slot, as (group, layer, slot), in order, solo batches too.
+    """What each rank sends and each device takes of each slot, as (group, layer, slot), in order, solo batches too.
 
     Which of two ready slots a device takes first is a matter of timing, in the real world.
     """
