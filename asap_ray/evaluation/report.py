@@ -60,7 +60,8 @@ TEMPLATE: Final = """\
 was measured on devices.</p>
 {%- if effort.is_quick %}
 <p class="error">Quick: one seed, runs of {{ "%g" % effort.sweep.duration_s }} s and fewer cases. Short runs carry
-higher rates than five minutes do: leave --quick out for numbers to compare with the paper.</p>
+higher rates than five minutes do, and none above {{ "%g" % effort.sweep.limit_of_bound }} times the bound was looked
+at. Leave --quick out for numbers to compare with the paper.</p>
 {%- endif %}
 <dl class="facts">
   <dt>command</dt><dd><code>{{ report.command }}</code></dd>

@@ -11,7 +11,7 @@ from asap_ray.evaluation.intervals import Interval
 from asap_ray.evaluation.points import Case, paper_case
 from asap_ray.evaluation.searches import Search
 from asap_ray.evaluation.slo import criterion_of
-from asap_ray.evaluation.sweep import PAPER_SYSTEMS, Sweep, SweepResult
+from asap_ray.evaluation.sweep import PAPER_SYSTEMS, QUICK_LIMIT, Sweep, SweepResult
 
 Cell = str | int | float | Interval | None
 
@@ -70,8 +70,10 @@ def full_effort(traces: Path) -> Effort:
 def quick_effort(traces: Path) -> Effort:
     """A look in under a minute: one seed, seconds a run. Short runs carry more than long ones."""
     full = full_effort(traces)
-    sweep = replace(full.sweep, rates=(1.0, 4.0, 8.0), seeds=(0,), duration_s=20.0, resolution_rps=0.5)
-    return replace(full, sweep=sweep, sensitivity_s=15.0, resolution=0.1, is_quick=True)
+    sweep = replace(
+        full.sweep, rates=(1.0, 4.0, 8.0), seeds=(0,), duration_s=15.0, resolution_rps=1.0, limit_of_bound=QUICK_LIMIT
+    )
+    return replace(full, sweep=sweep, sensitivity_s=10.0, resolution=0.1, is_quick=True)
 
 
 def swept(sweep: Sweep) -> Search[SweepResult]:

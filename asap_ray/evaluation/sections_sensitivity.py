@@ -12,7 +12,7 @@ from asap_ray.evaluation.report_plots import beside
 from asap_ray.evaluation.searches import Search
 from asap_ray.evaluation.section import SIMULATED, Cell, Effort, Section, case_words, columns
 from asap_ray.evaluation.slo import SloSearch, criterion_of
-from asap_ray.evaluation.sweep import case_bound, first_guess
+from asap_ray.evaluation.sweep import case_bound, first_guess, limit_rps
 
 ASYNC: Final = "asap"
 SYNC: Final = "strong"
@@ -113,6 +113,7 @@ def compare(case: Case, effort: Effort) -> Search[Comparison]:
             duration_s=effort.sensitivity_s,
             slo_s=effort.sweep.slo_s,
             resolution_rps=effort.resolution * bound.rps,
+            limit_rps=limit_rps(effort.sweep.limit_of_bound, bound),
         )
         found = yield from search.over_seeds((SEED,), [criterion_of("mean")], first_guess(system, bound))
         rates.append(found["mean"][0])

@@ -59,6 +59,7 @@ class SloSearch:
     duration_s: float
     slo_s: float
     resolution_rps: float
+    limit_rps: float | None = None  # looked at no higher rate: an answer there means at least so much
 
     def over_seeds(
         self, seeds: Sequence[int], criteria: Sequence[Criterion], hint_rps: float
@@ -80,7 +81,9 @@ class SloSearch:
 
     def _highest(self, seed: int, criterion: Criterion, start_rps: float, stride_rps: float) -> Search[float]:
         lowest = max(1, round(MIN_REQUESTS / self.duration_s / self.resolution_rps))
-        steps = climb(lowest, round(start_rps / self.resolution_rps), round(stride_rps / self.resolution_rps))
+        highest = None if self.limit_rps is None else max(lowest, round(self.limit_rps / self.resolution_rps))
+        start, stride = (round(rps / self.resolution_rps) for rps in (start_rps, stride_rps))
+        steps = climb(lowest, start, stride, highest)
         place = next(steps)
         while True:
             rps = round(place * self.resolution_rps, 6)
@@ -92,14 +95,15 @@ class SloSearch:
                 return float(round(end.value * self.resolution_rps, 6))
 
 
-def climb(lowest: int, start: int, stride: int) -> Generator[int, bool, int]:
+def climb(lowest: int, start: int, stride: int, highest: int | None = None) -> Generator[int, bool, int]:
     """The highest integer that passes, where all up to some do and none above: strides that double, then bisection.
 
-    Yields what to try and is sent whether it passed; returns 0 where `lowest` fails.
+    Yields what to try and is sent whether it passed; returns 0 where `lowest` fails, and never tries above `highest`.
     """
     passed, failed = lowest - 1, None
     place, stride = max(lowest, start), max(1, stride)
-    while failed is None or failed - passed > 1:
+    while (failed is None or failed - passed > 1) and passed != highest:
+        place = place if highest is None else min(place, highest)
         if (yield place):
             passed = place
         else:

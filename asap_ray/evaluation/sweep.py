@@ -37,6 +37,9 @@ FIRST_GUESS: Final = {"default": 0.3, "chunked": 0.45}
 
 OTHER_GUESS: Final = 0.85
 
+QUICK_LIMIT: Final = 1.25
+"""Of the bound: highest rate that a quick sweep or report looks at."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
@@ -50,6 +53,7 @@ class Sweep:
     slo_s: float
     resolution_rps: float
     criteria: tuple[Criterion, ...]
+    limit_of_bound: float | None = None  # no rate above this share of the bound is looked at
 
     def __post_init__(self) -> None:
         for system in self.systems:
@@ -98,12 +102,28 @@ class Sweep:
             duration_s=self.duration_s,
             slo_s=self.slo_s,
             resolution_rps=self.resolution_rps,
+            limit_rps=limit_rps(self.limit_of_bound, self.bound()),
         )
 
 
 def quickened(sweep: Sweep) -> Sweep:
-    """A look at the same comparison in under a minute: one seed, short runs. Short runs carry more than long ones."""
-    return replace(sweep, rates=(4.0, 12.0, 20.0), seeds=(0,), duration_s=30.0, resolution_rps=0.5)
+    """A look at the same comparison in under a minute: one seed, short runs.
+
+    A short run carries any rate, for no queue has the time to grow; so none far above the bound is looked at.
+    """
+    return replace(
+        sweep,
+        rates=(4.0, 12.0, 20.0),
+        seeds=(0,),
+        duration_s=30.0,
+        resolution_rps=0.5,
+        limit_of_bound=QUICK_LIMIT,
+    )
+
+
+def limit_rps(limit_of_bound: float | None, bound: Bound) -> float | None:
+    """The highest rate to look at."""
+    return None if limit_of_bound is None else limit_of_bound * bound.rps
 
 
 def first_guess(system: str, bound: Bound) -> float:

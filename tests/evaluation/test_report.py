@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ from asap_ray.evaluation.sections_sensitivity import RECORDINGS, losses, trace_c
 from tests.evaluation.fakes import FakeWorkers, queueing
 
 NOWHERE = Path("/nowhere")
+
+
+def unlimited() -> Effort:
+    """The few cases of a quick report, every rate."""
+    effort = quick_effort(NOWHERE)
+    return replace(effort, sweep=replace(effort.sweep, limit_of_bound=None))
 
 
 def made(effort: Effort, directory: Path, workers: FakeWorkers) -> Report:
@@ -102,7 +109,7 @@ def test_absent_traces_are_named(written: Path) -> None:
 def test_losses_are_the_cases_in_which_async_gains_nothing(tmp_path: Path) -> None:
     """All of them, where the synchronous system answers in half the time."""
     workers = FakeWorkers(lambda point: point.rps / (4 if point.system == "asap" else 8))
-    (section,) = explore([losses(quick_effort(NOWHERE))], Journal(tmp_path / "j"), workers.crew)
+    (section,) = explore([losses(unlimited())], Journal(tmp_path / "j"), workers.crew)
 
     assert len(section.rows) == 7
     assert section.rows[0][-1].startswith("rate, 0.5")
@@ -111,7 +118,7 @@ def test_losses_are_the_cases_in_which_async_gains_nothing(tmp_path: Path) -> No
 def test_no_losses_where_async_always_gains(tmp_path: Path) -> None:
     """An empty table."""
     workers = FakeWorkers(lambda point: point.rps / (8 if point.system == "asap" else 4))
-    (section,) = explore([losses(quick_effort(NOWHERE))], Journal(tmp_path / "j"), workers.crew)
+    (section,) = explore([losses(unlimited())], Journal(tmp_path / "j"), workers.crew)
 
     assert section.rows == []
 

@@ -16,17 +16,16 @@ from asap_ray.evaluation.slo import SloSearch, climb, criterion_of
 from tests.evaluation.fakes import FakeWorkers, outcome, queueing
 
 
-def climbed(threshold: int, lowest: int, start: int, stride: int) -> tuple[int, int]:
-    """The answer where everything up to `threshold` passes, and the number of trials."""
-    steps = climb(lowest, start, stride)
-    place, num_trials = next(steps), 0
-    while True:
-        num_trials += 1
-        assert num_trials < 100
+def climbed(threshold: int, lowest: int, start: int, stride: int, highest: int | None = None) -> tuple[int, list[int]]:
+    """The answer where everything up to `threshold` passes, and what was tried."""
+    steps = climb(lowest, start, stride, highest)
+    tried = [next(steps)]
+    while len(tried) < 100:
         try:
-            place = steps.send(place <= threshold)
+            tried.append(steps.send(tried[-1] <= threshold))
         except StopIteration as end:
-            return end.value, num_trials
+            return end.value, tried
+    raise AssertionError(tried)
 
 
 @given(
@@ -39,9 +38,17 @@ def test_climb_finds_the_highest_that_passes(threshold: int, lowest: int, start:
     assert found == (threshold if threshold >= lowest else 0)
 
 
+@given(threshold=st.integers(1, 500), highest=st.integers(1, 500), start=st.integers(1, 500))
+def test_climb_tries_nothing_above_the_highest(threshold: int, highest: int, start: int) -> None:
+    """And answers with it where it passes."""
+    found, tried = climbed(threshold, 1, start, 3, highest)
+
+    assert (max(tried) <= highest, found) == (True, min(threshold, highest))
+
+
 def test_a_good_guess_saves_trials() -> None:
     """Two, where the guess is the answer."""
-    assert climbed(threshold=200, lowest=1, start=200, stride=1) == (200, 2)
+    assert climbed(threshold=200, lowest=1, start=200, stride=1) == (200, [200, 201])
 
 
 def searched(tmp_path: Path, workers: FakeWorkers, resolution_rps: float, criteria: str) -> dict[str, list[float]]:
