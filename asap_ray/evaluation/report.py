@@ -21,6 +21,7 @@ from asap_ray.evaluation.journal import code_version
 from asap_ray.evaluation.page import STYLE
 from asap_ray.evaluation.searches import run_all
 from asap_ray.evaluation.section import Cell, Effort, Section, Write, cell_text
+from asap_ray.evaluation.sensitivity_cases import all_cases
 
 SECTIONS: Final[tuple[Write, ...]] = (
     sections_paper.ttft,
@@ -108,7 +109,7 @@ def make_report(effort: Effort, command: str, out: Path, num_workers: int | None
     """
     write_report(Report(command=command, date="", version="", code="", sections=[]), effort, out)
     # The large searches stand beside the sections that ask for their points, so that all cores have work.
-    ahead = [*effort.sweep.searches(), *(sections_sensitivity.compare(c, effort) for c in _cases(effort))]
+    ahead = [*effort.sweep.searches(), *(sections_sensitivity.compare(c, effort) for c in all_cases(effort))]
     answers = run_all([*ahead, *(write(effort) for write in SECTIONS)], out, num_workers, console)
     report = Report(
         command=command,
@@ -119,9 +120,6 @@ def make_report(effort: Effort, command: str, out: Path, num_workers: int | None
     )
     write_report(report, effort, out)
     return report
-
-
-_cases = sections_sensitivity.all_cases
 
 
 def write_report(report: Report, effort: Effort, out: Path) -> None:

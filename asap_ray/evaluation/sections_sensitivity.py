@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from asap_ray.evaluation.bound import Bound
-from asap_ray.evaluation.points import BUNDLED, Case, Point, paper_case
+from asap_ray.evaluation.points import Case, Point
 from asap_ray.evaluation.report_plots import beside
 from asap_ray.evaluation.searches import Search
 from asap_ray.evaluation.section import SIMULATED, Cell, Effort, Section, case_words, columns
+from asap_ray.evaluation.sensitivity_cases import (
+    RECORDINGS,
+    all_cases,
+    device_cases,
+    link_cases,
+    model_cases,
+    skew_cases,
+    trace_cases,
+)
 from asap_ray.evaluation.slo import SloSearch, criterion_of
 from asap_ray.evaluation.sweep import case_bound, first_guess, limit_rps
 
@@ -23,17 +32,6 @@ LOW_LOAD: Final = 0.1
 PAYS: Final = 1.05
 """Below this ratio async does not pay: a twentieth is less than the model is worth."""
 
-RECORDINGS: Final = {
-    "mooncake_conversation.jsonl.gz": 3.0,
-    "mooncake_synthetic.jsonl.gz": 0.0,
-    "azure2023_code.jsonl.gz": 0.0,
-    "azure2023_conv.jsonl.gz": 0.0,
-    "servegen_deepseek-r1_1h.jsonl.gz": 0.0,
-}
-"""Public traces by file name, and the seconds their clumped times are spread over."""
-
-BUNDLED_CLUMPS_S: Final = 3.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -45,6 +43,7 @@ class Comparison:
     sync_rps: float
     async_low_s: float  # mean TTFT at low load
     sync_low_s: float
+    is_open: bool  # both carry the highest rate that was looked at: which one more is not known
 
     @property
     def gain(self) -> float:
@@ -57,54 +56,10 @@ class Comparison:
         return self.sync_low_s / self.async_low_s
 
 
-def trace_cases(effort: Effort) -> list[Case]:
-    """Length presets, the bundled trace, and those that lie in `effort.traces`."""
-    base = paper_case()
-    presets = [replace(base, trace=name) for name in ("A", "B", "C", "M")]
-    recorded = [replace(base, trace=BUNDLED, dequantise_s=BUNDLED_CLUMPS_S)]
-    recorded += [
-        replace(base, trace=str(effort.traces / name), dequantise_s=clumps_s)
-        for name, clumps_s in RECORDINGS.items()
-        if (effort.traces / name).exists()
-    ]
-    return [presets[0], *presets[1:2], *recorded[:1]] if effort.is_quick else [*presets, *recorded]
-
-
-def device_cases(effort: Effort) -> list[Case]:
-    """Other splits of 32 devices."""
-    splits = [(4, 4, 16), (5, 4, 12), (6, 4, 8), (3, 4, 20), (2, 8, 16), (8, 2, 16)]
-    return [replace(paper_case(), dp=dp, tp=tp, ep=ep) for dp, tp, ep in splits[: 2 if effort.is_quick else None]]
-
-
-def link_cases(effort: Effort) -> list[Case]:
-    """Other interconnects."""
-    links = ("supernode", "rdma", "ethernet")
-    return [replace(paper_case(), interconnect=link) for link in links[: 2 if effort.is_quick else None]]
-
-
-def model_cases(effort: Effort) -> list[Case]:
-    """Other models on 32 devices; Mixtral has 8 experts, so 8 devices for them."""
-    base = paper_case()
-    cases = [base, *(replace(base, model=name) for name in ("qwen3-235b-a22b", "kimi-k2"))]
-    cases.append(replace(base, model="mixtral-8x22b", dp=6, ep=8))
-    return cases[: 2 if effort.is_quick else None]
-
-
-def skew_cases(effort: Effort) -> list[Case]:
-    """Experts that are not chosen evenly."""
-    skews = ("uniform", "zipf:0.5", "zipf:0.25", "zipf:0.75")
-    return [replace(paper_case(), skew=skew) for skew in skews[: 2 if effort.is_quick else None]]
-
-
-def all_cases(effort: Effort) -> list[Case]:
-    """Each once, in the order of the sections."""
-    lists = (cases(effort) for cases in (trace_cases, device_cases, link_cases, model_cases, skew_cases))
-    return list(dict.fromkeys(case for cases in lists for case in cases))
-
-
 def compare(case: Case, effort: Effort) -> Search[Comparison]:
     """Both systems, the same requests."""
     bound = case_bound(case)
+    limit = limit_rps(effort.sweep.limit_of_bound, bound)
     rates, low_s = [], []
     for system in (ASYNC, SYNC):
         search = SloSearch(
@@ -113,7 +68,7 @@ def compare(case: Case, effort: Effort) -> Search[Comparison]:
             duration_s=effort.sensitivity_s,
             slo_s=effort.sweep.slo_s,
             resolution_rps=effort.resolution * bound.rps,
-            limit_rps=limit_rps(effort.sweep.limit_of_bound, bound),
+            limit_rps=limit,
         )
         found = yield from search.over_seeds((SEED,), [criterion_of("mean")], first_guess(system, bound))
         rates.append(found["mean"][0])
@@ -127,6 +82,7 @@ def compare(case: Case, effort: Effort) -> Search[Comparison]:
         sync_rps=rates[1],
         async_low_s=low_s[0],
         sync_low_s=low_s[1],
+        is_open=limit is not None and min(rates) > limit - effort.resolution * bound.rps,
     )
 
 
@@ -230,15 +186,19 @@ def losses(effort: Effort) -> Search[Section]:
     """Where async disaggregation does not pay."""
     found = yield from _compared(all_cases(effort), effort)
     rows: list[tuple[Cell, ...]] = [
-        (*_row(case_words(each.case), each), _verdict(each)) for each in found if min(each.gain, each.low_gain) < PAYS
+        (*_row(case_words(each.case), each), _verdict(each)) for each in found if _verdict(each)
     ]
+    num_open = sum(each.is_open for each in found)
+    undecided = (
+        f" In {num_open} cases both carry the highest rate looked at: rates say nothing there." if num_open else ""
+    )
     return Section(
         name="losses",
         title="Where async disaggregation does not pay",
         text=(
             f"Of the {len(found)} cases above, those in which {ASYNC} gains less than "
             f"{100 * (PAYS - 1):.0f} % over {SYNC}, the best synchronous system, in rate or in TTFT at low load. "
-            "Gain is the ratio of rates."
+            f"Gain is the ratio of rates.{undecided}"
         ),
         columns=(*COLUMNS, "because of"),
         rows=rows,
@@ -247,7 +207,7 @@ def losses(effort: Effort) -> Search[Section]:
 
 def _verdict(each: Comparison) -> str:
     reasons = [
-        f"rate, {each.gain:.2f} times" if each.gain < PAYS else "",
+        f"rate, {each.gain:.2f} times" if each.gain < PAYS and not each.is_open else "",
         f"TTFT at low load, {1 / each.low_gain:.2f} times" if each.low_gain < PAYS else "",
     ]
     return "; ".join(filter(None, reasons))

@@ -17,7 +17,8 @@ from asap_ray.evaluation.journal import Journal
 from asap_ray.evaluation.report import SECTIONS, Report, write_report
 from asap_ray.evaluation.searches import explore
 from asap_ray.evaluation.section import Effort, cell_text, quick_effort
-from asap_ray.evaluation.sections_sensitivity import RECORDINGS, losses, trace_cases
+from asap_ray.evaluation.sections_sensitivity import losses
+from asap_ray.evaluation.sensitivity_cases import RECORDINGS, trace_cases
 from tests.evaluation.fakes import FakeWorkers, queueing
 
 NOWHERE = Path("/nowhere")
@@ -113,6 +114,15 @@ def test_losses_are_the_cases_in_which_async_gains_nothing(tmp_path: Path) -> No
 
     assert len(section.rows) == 7
     assert section.rows[0][-1].startswith("rate, 0.5")
+
+
+def test_no_loss_where_both_carry_every_rate(tmp_path: Path) -> None:
+    """A quick report stops above the bound: that both get there says nothing of either."""
+    workers = FakeWorkers(lambda _: 1.0)
+    (section,) = explore([losses(quick_effort(NOWHERE))], Journal(tmp_path / "j"), workers.crew)
+
+    assert all("rate" not in str(row[-1]) for row in section.rows)
+    assert "In 7 cases both carry the highest rate looked at" in section.text
 
 
 def test_no_losses_where_async_always_gains(tmp_path: Path) -> None:
