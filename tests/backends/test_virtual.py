@@ -148,6 +148,18 @@ def test_latency_of_the_link_is_paid_twice_a_layer() -> None:
     assert ends["a.0"] == pytest.approx(61 * (layer_s(spec, batch) + 2 * 300e-6))
 
 
+def test_a_network_card_carries_one_message_after_another() -> None:
+    """Two batches in flight over Ethernet: the group's link, not its attention, says when the last one ends."""
+    spec = spec_of(dp_groups=1, link="ethernet")
+    batches = [(0, batch_of(name, 4000)) for name in ("a", "b")]
+
+    ends = ends_of(spec, batches)
+
+    results_s = spec.cost.combine_s(4000) - spec.cost.hardware.link.launch_s
+    assert results_s > spec.cost.attention_s(batches[0][1].requests)
+    assert max(ends.values()) >= 61 * 2 * results_s
+
+
 def test_a_chunk_that_is_not_the_last_gives_no_token() -> None:
     """Two chunks of one prompt, in order in one group: one token, from the second."""
     prompt = batch_of("a", 6000).requests[0]

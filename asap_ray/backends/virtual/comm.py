@@ -38,6 +38,18 @@ def round_robin(ready: Sequence[Ready], last: int) -> int:
     return min(range(len(ready)), key=turn) if len(ready) > 1 else 0
 
 
+class Nic:
+    """One direction of the network cards of a rank or device: messages pass one after another."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+
+    def through_s(self, ready_s: float, bytes_s: float) -> float:
+        """When a message is through that is ready at `ready_s` and whose bytes take `bytes_s`."""
+        self._free_s = max(self._free_s, ready_s) + bytes_s
+        return self._free_s
+
+
 class Buffers:
     """The shared buffers of one instance: who has sent, read and replied what."""
 
@@ -55,6 +67,7 @@ class Buffers:
         self.arrived = [runtime.signal(f"a message in MoE device {e}") for e in devices]
         self.replied = [[runtime.signal(f"replies to group {i} rank {j}") for j in ranks] for i in groups]
         self.credited = [[runtime.signal(f"credits of group {i} rank {j}") for j in ranks] for i in groups]
+        self.results_in = [Nic() for _ in groups]  # the ranks of a group receive alike
 
 
 class VirtualAttentionComm:
@@ -67,17 +80,19 @@ class VirtualAttentionComm:
         self._unread = buffers.unread[dp_group][tp_rank]
         self._replies = buffers.replies[dp_group][tp_rank]
         self._replied = buffers.replied[dp_group][tp_rank]
+        self._nic = Nic()
 
     async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
         """See `AttentionComm`. Writing takes the calling stream, unless a NIC does it."""
-        buffers, rows = self._buffers, routed.hidden_SH
+        buffers, runtime, rows = self._buffers, self._buffers.runtime, routed.hidden_SH
         await self._room(slot)
         link, write_s = buffers.cost.hardware.link, buffers.cost.dispatch_s(len(rows))
-        stream_s = link.launch_s if link.is_offloaded else write_s
-        await buffers.runtime.sleep(stream_s)
-        if left_s := write_s - stream_s + link.latency_s:
-            buffers.runtime.call_at(buffers.runtime.now() + left_s, lambda: self._set_bits(slot, layer, rows))
+        if link.is_offloaded:
+            await runtime.sleep(link.launch_s)
+            sent_s = self._nic.through_s(runtime.now(), write_s - link.launch_s)
+            runtime.call_at(sent_s + link.latency_s, lambda: self._set_bits(slot, layer, rows))
         else:
+            await runtime.sleep(write_s + link.latency_s)
             self._set_bits(slot, layer, rows)
 
     async def _room(self, slot: int) -> None:
@@ -114,6 +129,7 @@ class VirtualMoEComm:
         self._device = moe_device
         self._take = take
         self._last = -1
+        self._nic = Nic()
 
     async def dispatch_recv(self) -> WorkItem:
         """See `MoEComm`; `take` decides which of the ready items comes first."""
@@ -134,11 +150,18 @@ class VirtualMoEComm:
     async def combine_send(self, work: WorkItem, results_RH: Any) -> None:
         """See `MoEComm`. The stream is free once its own bytes are out; the bits follow when the ranks have all."""
         runtime, cost = self._buffers.runtime, self._buffers.cost
-        num_tokens = len(results_RH)
+        num_tokens, link = len(results_RH), cost.hardware.link
         write_s, arrive_s = cost.combine_send_s(num_tokens), cost.combine_s(num_tokens)
-        link = cost.hardware.link
-        runtime.call_at(runtime.now() + max(write_s, arrive_s) + link.latency_s, lambda: self._set_bits(work))
-        await runtime.sleep(link.launch_s if link.is_offloaded else write_s)
+        if link.is_offloaded:
+            posted_s = runtime.now() + link.launch_s
+            share_s = (arrive_s - link.launch_s) / self._buffers.num_devices
+            sent_s = self._nic.through_s(posted_s, write_s - link.launch_s)
+            there_s = self._buffers.results_in[work.dp_group].through_s(posted_s, share_s)
+            runtime.call_at(max(sent_s, there_s) + link.latency_s, lambda: self._set_bits(work))
+            await runtime.sleep(link.launch_s)
+        else:
+            runtime.call_at(runtime.now() + max(write_s, arrive_s) + link.latency_s, lambda: self._set_bits(work))
+            await runtime.sleep(write_s)
 
     def _set_bits(self, work: WorkItem) -> None:
         buffers = self._buffers

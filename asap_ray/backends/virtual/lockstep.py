@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from asap_ray.backends.virtual.comm import Nic
 from asap_ray.backends.virtual.door import Deliver
 from asap_ray.backends.virtual.runtime import VirtualRuntime
 from asap_ray.backends.virtual.stages import Barrier, Rows, VirtualAttention, VirtualMoE
@@ -104,14 +105,18 @@ class AllToAll:
         if self._num_sent % len(self._rounds) == 0:
             self._runtime.wake(self._all_sent)
 
-    async def receive(self, group: int, after_s: float = 0.0) -> None:
-        """Wait until every message of the group's next round is there, and `after_s` more."""
+    async def receive(self, group: int) -> None:
+        """Wait until every message of the group's next round is there."""
         self._rounds[group] += 1
         while self._num_sent < self._rounds[group] * len(self._rounds):
             await self._runtime.park(self._all_sent)
-        left_s = self.last_s + after_s - self._runtime.now()
-        if left_s > 0:
-            await self._runtime.sleep(left_s)
+        await until(self._runtime, self.last_s)
+
+
+async def until(runtime: VirtualRuntime, time_s: float) -> None:
+    """Let time pass up to a time that may be over."""
+    if time_s > runtime.now():
+        await runtime.sleep(time_s - runtime.now())
 
 
 class Exchanges:
@@ -132,6 +137,7 @@ class LockstepAttentionComm:
     def __init__(self, exchanges: Exchanges, group: int) -> None:
         self._exchanges = exchanges
         self._group = group
+        self._nic_out, self._nic_in = Nic(), Nic()
 
     async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
         """See `AttentionComm`. Writing takes the calling stream unless a NIC does it, as in `VirtualAttentionComm`."""
@@ -139,16 +145,20 @@ class LockstepAttentionComm:
         exchanges.num_tokens[slot][self._group] = num_tokens
         exchanges.layers[slot] = layer
         link, write_s = exchanges.cost.hardware.link, exchanges.cost.dispatch_s(num_tokens)
-        arrive_s = exchanges.runtime.now() + write_s + link.latency_s
-        await exchanges.runtime.sleep(link.launch_s if link.is_offloaded else write_s)
-        exchanges.dispatch[slot].send(arrive_s)
+        stream_s = link.launch_s if link.is_offloaded else write_s
+        await exchanges.runtime.sleep(stream_s)
+        sent_s = self._nic_out.through_s(exchanges.runtime.now(), write_s - stream_s)
+        exchanges.dispatch[slot].send(sent_s + link.latency_s)
 
     async def combine_recv(self, slot: int) -> None:
         """See `AttentionComm`; the barrier after a MoE layer."""
-        exchanges = self._exchanges
-        num_tokens = exchanges.num_tokens[slot][self._group]
-        travel_s = exchanges.cost.combine_s(num_tokens) + exchanges.cost.hardware.link.latency_s
-        await exchanges.combine[slot].receive(self._group, travel_s)
+        exchanges, results = self._exchanges, self._exchanges.combine[slot]
+        link, travel_s = exchanges.cost.hardware.link, exchanges.cost.combine_s(exchanges.num_tokens[slot][self._group])
+        await results.receive(self._group)
+        there_s = results.last_s + travel_s
+        if link.is_offloaded:  # of two micro-batches, the second one's results come after the first one's
+            there_s = self._nic_in.through_s(results.last_s + link.launch_s, travel_s - link.launch_s)
+        await until(exchanges.runtime, there_s + link.latency_s)
 
 
 class LockstepMoEComm:
