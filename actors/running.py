@@ -27,6 +27,9 @@ from asap_ray.errors import ConfigError, Unavailable
 _OBJECT_STORE_BYTES: Final = 128 << 20
 """Prompts and tokens are all that passes through Ray; hidden states never do."""
 
+_CONTROL_LOOP_S: Final = "1.0"
+"""Serve's controller looks after one replica of ours; at its own 0.1 s it takes cores from the devices (docs/log.md)."""
+
 _POLL_S: Final = 0.2
 
 
@@ -88,6 +91,7 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         return
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on the loopback; unset means "it depends"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", _CONTROL_LOOP_S)
     ray.init(
         num_cpus=config.parallel.num_devices,
         resources={RESOURCE: config.parallel.num_devices},
