@@ -65,9 +65,11 @@ def _remarks(plan: Plan) -> list[str]:
     best, served = plan.rows[0], plan.best_async
     remarks = []
     if best.candidate.system != ASYNC:
+        is_at_bound = best.slo_rps + plan.question.resolution_rps > best.candidate.bound_rps
         remarks.append(
             f"{best.candidate.text()} carries {_percent(best.slo_rps, served.slo_rps)} the best asynchronous split: "
-            "disaggregation does not pay here. `asap-ray serve` runs the asynchronous one."
+            + ("at its bound, so longer runs or p99 tell more." if is_at_bound else "disaggregation does not pay here.")
+            + " `asap-ray serve` runs the asynchronous one."
         )
     rate_rps = plan.question.rate_rps
     if rate_rps is not None and best.slo_rps < rate_rps:

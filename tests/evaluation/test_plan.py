@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from asap_ray.cli import main
 from asap_ray.config import config_from
@@ -18,7 +20,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.evaluation.journal import Journal
 from asap_ray.evaluation.plan import Explore, Plan, Question, make_plan
 from asap_ray.evaluation.plan_candidates import PlannedCase
-from asap_ray.evaluation.plan_report import serve_config, serve_yaml, write_json
+from asap_ray.evaluation.plan_report import serve_config, serve_yaml, tables, write_json
 from asap_ray.evaluation.points import Point
 from asap_ray.evaluation.searches import Search
 from asap_ray.evaluation.searches import explore as explore_all
@@ -149,6 +151,41 @@ def test_a_better_synchronous_system_does_not_end_up_in_the_file(plan: Plan) -> 
 
     assert upside_down.rows[0].candidate.system == "strong"
     assert config_from(yaml.safe_load(serve_yaml(upside_down, "/m"))).parallel.moe_devices < 32
+
+
+def said(plan: Plan) -> str:
+    """What the command prints, on one line."""
+    console = Console(file=io.StringIO(), width=200)
+    console.print(tables(plan), markup=False)
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(console.file.getvalue().split())
+
+
+def test_every_simulated_row_is_printed(plan: Plan) -> None:
+    """The best with its degrees, limits and rate."""
+    best = plan.best_async.candidate.degrees
+
+    assert f"asap {best.dp_groups} x {best.tp} + {best.moe_devices} 4096, 16384 17.0" in said(plan)
+
+
+def test_where_barriers_carry_more_it_is_said(plan: Plan) -> None:
+    """Half of 16 RPS against 17: upside down, disaggregation does not pay."""
+    upside_down = replace(plan, rows=tuple(reversed(plan.rows)))
+
+    assert "disaggregation does not pay here" in said(upside_down)
+    assert "disaggregation does not pay here" not in said(plan)
+
+
+@pytest.mark.parametrize(
+    ("rate_rps", "verdict"),
+    [
+        (30.0, "No split carries 30 RPS within the objective; the best reaches 17.0."),
+        (8.5, "The best carries 200 % of"),
+    ],
+)
+def test_a_given_rate_gets_a_verdict(plan: Plan, rate_rps: float, verdict: str) -> None:
+    """Carried or not."""
+    assert verdict in said(replace(plan, question=replace(plan.question, rate_rps=rate_rps)))
 
 
 def test_json_has_every_candidate(plan: Plan, tmp_path: Path) -> None:
