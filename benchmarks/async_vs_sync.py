@@ -1,10 +1,10 @@
 """The asynchronous engine beside synchronous baselines, for real: same kernels, same two cores, same requests.
 
-    python benchmarks/async_vs_sync.py [--quick] [--sweep] [--pairs N] [--json FILE] [--plot FILE]
+    python benchmarks/async_vs_sync.py [--quick | --sweep] [--pairs N] [--json FILE] [--plot FILE]
 
-asap runs D = 2 attention groups and E = 2 MoE devices, four processes on both cores; default, chunked and strong
-run D' = E' = 2 collocated processes in lockstep, one a core. One driver feeds all of them through pipes, without
-Ray. Every load is played on each system in turn, N times, in alternating order. The table shows medians and ranges,
+asap, and the paper's policy, run D = 2 attention groups and E = 2 MoE devices, four processes on both cores; default,
+chunked and strong run D' = E' = 2 collocated processes in lockstep, one a core. One driver feeds all of them through
+pipes, without Ray. Every load is played on each system in turn, N times, in alternating order. The table shows medians and ranges,
 then ratios of the same repetition. JSON: one row for each (system, load, repetition).
 
 --quick: one load and a burst, once. --sweep: the candidates among which each system's settings were chosen.
@@ -23,15 +23,13 @@ from pathlib import Path
 import torch
 from equal_cores.loads import Load, Row, burst, measure, open_loop, short_alone, short_beside_long, trace
 from equal_cores.report import figure_1, plot, ratios, table
-from equal_cores.systems import ASAP, BEST, BEST_LIMITS, CANDIDATES, LIMITS, MODEL, System, running
+from equal_cores.systems import BEST, CANDIDATES, MODEL, System, running
 
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.evaluation.replay_report import check_writable, this_machine
 from asap_ray.models.random_checkpoint import make_random_checkpoint
 
-NUM_REQUESTS = 60
-RATES = (2.0, 3.5, 5.0)
-NUM_PROBES = 3
+NUM_PROBES = 2
 
 
 def main() -> None:
@@ -49,6 +47,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one load and a burst, once; a minute and a half")
     parser.add_argument("--sweep", action="store_true", help="candidates of every system's settings instead")
     parser.add_argument("--pairs", type=int, default=5, metavar="N", help="repetitions")
+    parser.add_argument(
+        "--requests", type=int, default=60, metavar="N", help="of each load; half with --quick, --sweep"
+    )
+    parser.add_argument(
+        "--rates", default="2,3.5,5", metavar="A,B", help="requests a second; the first with --quick, --sweep"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file, after every load")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write TTFT curves to this PNG")
     parser.add_argument("--out", type=Path, default=Path("out/async_vs_sync"), metavar="DIR", help="holds the model")
@@ -69,11 +73,10 @@ def compare(options: argparse.Namespace) -> None:
     model = options.out / "model"
     if not (model / "config.json").exists():
         make_random_checkpoint(model, **MODEL)
-    limits, policies = (LIMITS, CANDIDATES) if options.sweep else ({ASAP: BEST_LIMITS}, BEST)
     loads = chosen_loads(options)
     print(f"{this_machine()}; {describe(loads[0])}", flush=True)
     rows: list[Row] = []
-    with running(model, (cores[0], cores[1]), limits, policies) as systems:
+    with running(model, (cores[0], cores[1]), CANDIDATES if options.sweep else BEST) as systems:
         for system in systems.values():  # pages and caches
             measure("warm-up", system, short_beside_long(1), 0)
         for row in rows_of(systems, loads, 1 if options.quick else options.pairs):
@@ -89,14 +92,21 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def chosen_loads(options: argparse.Namespace) -> list[Load]:
-    """Burst first: it says how much there is."""
-    requests = trace(NUM_REQUESTS // 2 if options.quick or options.sweep else NUM_REQUESTS)
-    if options.sweep:
-        return [burst(requests), open_loop(requests, RATES[1])]
-    rates = RATES[1:2] if options.quick else RATES
-    probes = 1 if options.quick else NUM_PROBES
-    open_loops = [open_loop(requests, rate) for rate in rates]
-    return [burst(requests), *open_loops, short_alone(probes), short_beside_long(probes)]
+    """Burst first: it says how much there is.
+
+    Raises:
+        ConfigError: no number of requests, or no rates.
+    """
+    is_short = options.quick or options.sweep
+    try:
+        rates = [float(rate) for rate in options.rates.split(",")]
+    except ValueError:
+        raise ConfigError(f"--rates {options.rates!r} must be numbers with commas between them") from None
+    if options.requests < 2:
+        raise ConfigError(f"--requests {options.requests}: at least 2")
+    requests = trace(options.requests // 2 if is_short else options.requests)
+    loads = [burst(requests), *(open_loop(requests, rate) for rate in (rates[:1] if is_short else rates))]
+    return loads if options.sweep else [*loads, short_alone(NUM_PROBES), short_beside_long(NUM_PROBES)]
 
 
 def rows_of(systems: dict[str, System], loads: list[Load], num_repetitions: int) -> Iterator[Row]:

@@ -25,6 +25,10 @@ SILENCE_S: Final = 120.0
 class Feed(Protocol):
     """A policy and the processes it gives work to."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process has not said yet that it is done."""
+
     def submit(self, request: Request, now: float) -> None:
         """A request has arrived."""
 
@@ -45,6 +49,11 @@ class AsyncFeed:
         self._pipes = pipes
         self._scheduler = scheduler
         self._running: dict[tuple[str, int], Assignment] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """See `Feed`."""
+        return bool(self._running)
 
     def submit(self, request: Request, now: float) -> None:
         """See `Feed`."""
@@ -77,6 +86,11 @@ class SyncFeed:
         self._policy = policy
         self._num_working = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """See `Feed`."""
+        return self._num_working > 0
+
     def submit(self, request: Request, now: float) -> None:
         """See `Feed`."""
         self._policy.submit(request, now)
@@ -107,7 +121,7 @@ class Played:
     """One load on one system. Idle processes wait in the kernel, so their CPU time is that of this load."""
 
     ttfts_s: dict[str, float]  # by request, from when it was due
-    wall_s: float  # from the first arrival due to the last answer
+    wall_s: float  # from the start of the trace to the last answer
     cpu_s: float  # of all processes of the system
     duty_s: float  # of their compute streams
 
@@ -124,14 +138,15 @@ def play(fleet: Fleet, feed: Feed, requests: Sequence[Request]) -> Played:
     due_s = {request.request_id: request.arrival_s for request in requests}
     ttfts_s: dict[str, float] = {}
     start_s = time.monotonic()
-    while len(ttfts_s) < len(requests):
+    wall_s = 0.0
+    while len(ttfts_s) < len(requests) or feed.is_busy:
         now = time.monotonic() - start_s
         while waiting and waiting[0].arrival_s <= now:
             feed.submit(waiting.popleft(), now)
         feed.advance(now)
         for answered in _heard(fleet, feed, _patience_s(feed, waiting, now), start_s):
-            ttfts_s[answered] = time.monotonic() - start_s - due_s[answered]
-    wall_s = time.monotonic() - start_s
+            wall_s = time.monotonic() - start_s
+            ttfts_s[answered] = wall_s - due_s[answered]
     return Played(ttfts_s, wall_s, fleet.cpu_s() - cpu_s, fleet.duty_s() - duty_s)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from asap_ray.config import ServeConfig
 from asap_ray.models.random_checkpoint import Sizes, demo
 from asap_ray.scheduler.baselines import LockstepScheduler, Strong, chunked, chunked_per_group, default, strong
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
+from asap_ray.scheduler.policies import policy_of
 from asap_ray.spec import ParallelSpec, PrefillSpec
 
 MODEL: Final = demo() | Sizes(  # type: ignore[typeddict-item]
@@ -40,9 +41,24 @@ class System:
     feed: Callable[[], Feed]
 
 
-Policy = Callable[[], LockstepScheduler]
-Limits = tuple[int, int]
-"""inflection_tokens and solo_tokens."""
+@dataclass(frozen=True, slots=True)
+class Asynchronous:
+    """A policy of the asynchronous engine, and its limits."""
+
+    policy: str
+    inflection_tokens: int
+    solo_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronous:
+    """A policy of the workers in lockstep."""
+
+    policy: Callable[[], LockstepScheduler]
+    is_pinned: bool = True  # each worker to a core of its own
+
+
+Setting = Asynchronous | Synchronous
 
 
 def work(past_tokens: int, num_tokens: int) -> float:
@@ -50,66 +66,80 @@ def work(past_tokens: int, num_tokens: int) -> float:
     return num_tokens + SQUARE * num_tokens * (2 * past_tokens + num_tokens)
 
 
-def _strong(budget_tokens: int, overlap_tokens: int, delay_s: float) -> Policy:
+def _default(budget_tokens: int) -> Synchronous:
+    return Synchronous(lambda: default(NUM_WORKERS, budget_tokens))
+
+
+def _chunked(budget_tokens: int) -> Synchronous:
+    return Synchronous(lambda: chunked(NUM_WORKERS, budget_tokens, budget_tokens))
+
+
+def _queue_a_group(budget_tokens: int) -> Synchronous:
+    return Synchronous(lambda: chunked_per_group(NUM_WORKERS, budget_tokens, budget_tokens))
+
+
+def _strong(
+    budget_tokens: int, least_tokens: int, *, overlap_tokens: int = UNBOUNDED, is_pinned: bool = True
+) -> Synchronous:
     settings = Strong(
-        budget_tokens=budget_tokens, chunk_tokens=budget_tokens, overlap_tokens=overlap_tokens, delay_s=delay_s
+        budget_tokens=budget_tokens,
+        least_tokens=least_tokens,
+        chunk_tokens=budget_tokens,
+        overlap_tokens=overlap_tokens,
     )
-    return lambda: strong(NUM_WORKERS, settings, work)
+    return Synchronous(lambda: strong(NUM_WORKERS, settings, work), is_pinned)
 
 
-def _default(budget_tokens: int) -> Policy:
-    return lambda: default(NUM_WORKERS, budget_tokens)
-
-
-def _chunked(budget_tokens: int) -> Policy:
-    return lambda: chunked(NUM_WORKERS, budget_tokens, budget_tokens)
-
-
-BEST_LIMITS: Final = (512, 2048)
-BEST: Final[Mapping[str, Policy]] = {
+BEST: Final[Mapping[str, Setting]] = {
+    ASAP: Asynchronous("asap", 512, 2048),
+    "paper": Asynchronous("paper", 1024, 2048),
     "default": _default(1024),
     "chunked": _chunked(1024),
-    "strong": _strong(1024, UNBOUNDED, 0.0),
+    "chunked, queue a group": _queue_a_group(1024),
+    "strong": _strong(2048, 512),
 }
 """The best of the candidates, by `--sweep` (docs/async_vs_sync.md)."""
 
-LIMITS: Final[Mapping[str, Limits]] = {
-    f"{ASAP} {inflection} {solo}": (inflection, solo)
-    for inflection, solo in ((256, 2048), (512, 1024), (512, 2048), (512, 4096), (1024, 2048))
-}
-CANDIDATES: Final[Mapping[str, Policy]] = {
-    **{f"default {budget}": _default(budget) for budget in (512, 1024, 2048, 4096)},
+CANDIDATES: Final[Mapping[str, Setting]] = {
+    **{f"asap {inflection}": Asynchronous("asap", inflection, 2048) for inflection in (256, 512, 1024)},
+    "paper 512, solo 4096": Asynchronous("paper", 512, 4096),
+    "paper 1024, solo 2048": Asynchronous("paper", 1024, 2048),
+    **{f"default {budget}": _default(budget) for budget in (1024, 2048, 4096)},
     **{f"chunked {budget}": _chunked(budget) for budget in (512, 1024, 2048)},
-    "chunked 1024, queue a group": lambda: chunked_per_group(NUM_WORKERS, 1024, 1024),
-    **{f"strong {budget}": _strong(budget, UNBOUNDED, 0.0) for budget in (512, 1024, 2048)},
-    "strong 1024, overlap": _strong(1024, 1024, 0.0),
-    "strong 2048, overlap": _strong(2048, 1024, 0.0),
-    "strong 1024, delay 20 ms": _strong(1024, UNBOUNDED, 0.020),
+    **{f"chunked {budget}, queue a group": _queue_a_group(budget) for budget in (1024, 2048)},
+    "strong 1024": _strong(1024, 1024),
+    "strong 256 to 2048": _strong(2048, 256),
+    "strong 512 to 2048": _strong(2048, 512),
+    "strong 1024 to 4096": _strong(4096, 1024),
+    "strong 512 to 2048, overlap": _strong(2048, 512, overlap_tokens=1024),
+    "strong 512 to 2048, any core": _strong(2048, 512, is_pinned=False),
 }
 
 
 @contextmanager
-def running(
-    model: Path, cores: tuple[int, int], limits: Mapping[str, Limits], policies: Mapping[str, Policy]
-) -> Iterator[dict[str, System]]:
-    """Both kinds of processes, started once, and every system over them; whoever is not asked sleeps."""
-    asynchronous = Fleet(
-        _config(model, 2 * MAX_TOKENS),
-        [Place(kind, index, None) for kind in (Attention, MoE) for index in range(NUM_WORKERS)],
-    )
-    try:
-        synchronous = Fleet(
-            _config(model, 8 * MAX_TOKENS), [Place(Lockstep, index, core) for index, core in enumerate(cores)]
-        )
-        try:
-            systems = {name: System(asynchronous, _async_feed(asynchronous, each)) for name, each in limits.items()}
-            yield systems | {
-                name: System(synchronous, _sync_feed(synchronous, each)) for name, each in policies.items()
-            }
-        finally:
-            synchronous.stop()
-    finally:
-        asynchronous.stop()
+def running(model: Path, cores: tuple[int, int], settings: Mapping[str, Setting]) -> Iterator[dict[str, System]]:
+    """The processes of every kind that is wanted, started once, and each system over them; who is not asked sleeps."""
+    fleets: dict[tuple[type[Setting], bool], Fleet] = {}
+    with ExitStack() as stack:
+        systems = {}
+        for name, setting in settings.items():
+            is_pinned = isinstance(setting, Synchronous) and setting.is_pinned
+            key = (type(setting), is_pinned)
+            if key not in fleets:
+                fleets[key] = Fleet(*_processes(model, cores, *key))
+                stack.callback(fleets[key].stop)
+            systems[name] = System(fleets[key], _feed(fleets[key], setting))
+        yield systems
+
+
+def _processes(
+    model: Path, cores: tuple[int, int], kind: type[Setting], is_pinned: bool
+) -> tuple[ServeConfig, list[Place]]:
+    """Devices are free to use either core: there are two a core."""
+    indices = range(NUM_WORKERS)
+    if kind is Asynchronous:
+        return _config(model, 2 * MAX_TOKENS), [Place(each, i, None) for each in (Attention, MoE) for i in indices]
+    return _config(model, 8 * MAX_TOKENS), [Place(Lockstep, i, cores[i] if is_pinned else None) for i in indices]
 
 
 def _config(model: Path, max_tokens: int) -> ServeConfig:
@@ -121,13 +151,18 @@ def _config(model: Path, max_tokens: int) -> ServeConfig:
     )
 
 
-def _async_feed(fleet: Fleet, limits: Limits) -> Callable[[], Feed]:
-    inflection_tokens, solo_tokens = limits
+def _feed(fleet: Fleet, setting: Setting) -> Callable[[], Feed]:
+    if isinstance(setting, Synchronous):
+        return lambda: SyncFeed(fleet.pipes, setting.policy())
     prefill = PrefillSpec(
-        max_tokens=2 * MAX_TOKENS, solo_tokens=solo_tokens, inflection_tokens=inflection_tokens, max_wait_s=0.0
+        max_tokens=2 * MAX_TOKENS,
+        solo_tokens=setting.solo_tokens,
+        inflection_tokens=setting.inflection_tokens,
+        max_wait_s=0.0,
     )
-    return lambda: AsyncFeed(fleet.pipes, DualBatchScheduler(prefill, NUM_WORKERS, UNBOUNDED, UNBOUNDED))
 
+    def feed() -> Feed:
+        policy = policy_of(setting.policy, prefill, work)
+        return AsyncFeed(fleet.pipes, DualBatchScheduler(prefill, NUM_WORKERS, UNBOUNDED, UNBOUNDED, policy))
 
-def _sync_feed(fleet: Fleet, policy: Policy) -> Callable[[], Feed]:
-    return lambda: SyncFeed(fleet.pipes, policy())
+    return feed
