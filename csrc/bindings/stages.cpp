@@ -1,5 +1,7 @@
 #include "stages.hpp"
 
+#include <cstddef>
+#include <functional>
 #include <string>
 
 #include "arrays.hpp"
@@ -10,6 +12,15 @@ namespace {
 
 std::int64_t num_columns_of(const py::buffer_info& array) {
   return array.ndim == 2 ? array.shape[1] : 0;
+}
+
+// Of two contiguous arrays; the stages read one while they write the other.
+bool overlap(const py::buffer_info& a, const py::buffer_info& b) {
+  const auto* begin_a = static_cast<const std::byte*>(a.ptr);
+  const auto* begin_b = static_cast<const std::byte*>(b.ptr);
+  const std::less<const std::byte*> before;
+  return before(begin_a, begin_b + b.size * b.itemsize) &&
+         before(begin_b, begin_a + a.size * a.itemsize);
 }
 
 const float* vector_of(const py::buffer_info& array, const char* name, std::int64_t length) {
@@ -28,6 +39,7 @@ void bound_swiglu(const py::buffer& out, const py::buffer& gate_up, const std::s
   const Rows to = rows_of(out_RI, "out", num_rows, width, type);
   const Rows from = rows_of(gate_up_RJ, "gate_up", num_rows, 2 * width, type);
   ASAP_CHECK(to.type == from.type, "out and gate_up differ in type");
+  ASAP_CHECK(!overlap(out_RI, gate_up_RJ), "out and gate_up overlap");
   const py::gil_scoped_release no_gil;
   swiglu(to, from, num_rows);
 }
@@ -42,6 +54,7 @@ void bound_rms_norm(const py::buffer& out, const py::buffer& x, const py::buffer
   const Rows to = rows_of(out_SH, "out", num_rows, hidden, row_type_of(row_type));
   const float* from = values_of<float>(x_SH, "x", num_rows, hidden);
   const float* scale = vector_of(weight_H, "weight", hidden);
+  ASAP_CHECK(!overlap(out_SH, x_SH), "out and x overlap");
   const py::gil_scoped_release no_gil;
   rms_norm(to, from, scale, eps, num_rows);
 }
@@ -57,8 +70,11 @@ void bound_norm_and_rotate(const py::buffer& qkv, const py::buffer& query_norm,
   const py::buffer_info sin_SF = sin.request();
   const std::int64_t num_rows = num_rows_of(qkv_SC);
   const std::int64_t head_dim = query_norm_D.size;
-  const std::int64_t width = (num_queries + 2 * num_keys) * head_dim;
   ASAP_CHECK(head_dim % 2 == 0, "head_dim=", head_dim, " is odd");
+  const std::int64_t max_heads = num_columns_of(qkv_SC);
+  ASAP_CHECK(num_queries >= 0 && num_queries <= max_heads && num_keys >= 0 && num_keys <= max_heads,
+             "num_queries=", num_queries, " and num_keys=", num_keys, ": 0 to ", max_heads);
+  const std::int64_t width = (num_queries + 2 * num_keys) * head_dim;
   const Rows rows = rows_of(qkv_SC, "qkv", num_rows, width, row_type_of(row_type));
   const Heads heads{num_queries,
                     num_keys,

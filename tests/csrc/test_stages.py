@@ -97,6 +97,15 @@ def test_no_rows_are_no_work() -> None:
         (lambda a, _: _native.swiglu(a(2, 4), a(2, 6), "float32"), r"gate_up has shape \[2, 6\], expected \[2, 8\]"),
         (lambda a, b: _native.swiglu(a(2, 4), b(2, 8), "bfloat16"), "out and gate_up differ in type"),
         (lambda a, _: _native.swiglu(a(2, 4), a(2, 8), "int8"), "row type 'int8'"),
+        (
+            lambda a, _: _native.swiglu((x := a(20))[:8].reshape(2, 4), x[4:].reshape(2, 8), "float32"),
+            "out and gate_up overlap",
+        ),
+        (lambda a, _: _native.rms_norm(x := a(2, 4), x, a(4), 1e-6, "float32"), "out and x overlap"),
+        (
+            lambda a, _: _native.norm_and_rotate(a(2, 4), a(4), a(4), a(2, 2), a(2, 2), 5, -2, 1e-6, "float32"),
+            "num_queries=5 and num_keys=-2: 0 to 4",
+        ),
         (lambda a, _: _native.rms_norm(a(2, 4), a(2, 4), a(3), 1e-6, "float32"), "weight must be a vector of 4"),
         (
             lambda a, _: _native.norm_and_rotate(a(2, 12), a(4), a(4), a(2, 2), a(1, 2), 1, 1, 1e-6, "float32"),
