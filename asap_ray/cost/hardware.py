@@ -1,8 +1,8 @@
 """What a device does in a second, each constant with its source.
 
-The rates are *effective*: fitted to the facts of the paper's sections 2 and 3 for DeepSeek-V3.2 on Ascend 910C dies,
-then taken as a property of the device for every model. Nothing here was chosen to hit an end-to-end number of section 5
-but the two request overheads, which section 5.2 alone hints at (docs/evaluation.md lists every constant).
+The rates are *effective*: fitted to DeepSeek-V3.2 on Ascend 910C dies, then taken as a property of the device for every
+model. Some follow from facts of the paper's sections 2 to 4 alone; those marked "fitted" were found together by a search of a
+throw-away simulator against sections 5.2 to 5.5, once, before this product (docs/evaluation.md says which, and what they decide).
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def ascend_910c() -> Hardware:
         name="ascend-910c",
         linear_flops_s=_V32.token_flops / _TP / 2.9e-7,  # 0.29 us a token at TP 4; 347 TFLOP/s, fitted
         pair_flops_s=_V32.pair_flops / 2 / _TP / 3.2942e-11,  # from 4.2x for 1 x 32k against 32 x 1k (2.2.1)
-        moe_flops_s=_V32.moe_token_flops / 16 / 1.8e-7,  # inflection at about 2k tokens (2.2.2); 245 TFLOP/s
+        moe_flops_s=_V32.moe_token_flops / 16 / 1.8e-7,  # fitted; inflection at 2447 tokens, 2.2.2 says about 2k
         hbm_bytes_s=1.6e12,  # public figure of the die
         hbm_bytes=64 * 10**9,  # 4.1
         attention_launch_s=0.10e-3,  # fitted
         moe_launch_s=0.22e-3,  # 3.4.2, 5.5.3: measured by the paper
         link=SUPERNODE,
-        request_overhead_s=0.105,  # 350 ms at RPS 1 less 244 ms of kernels and transfers (5.2)
-        step_request_overhead_s=0.095,
-        step_overhead_s=0.010,
+        request_overhead_s=0.105,  # fitted: 350 ms at RPS 1 less 244 ms of kernels and transfers (5.2)
+        step_request_overhead_s=0.095,  # fitted
+        step_overhead_s=0.010,  # fitted
     )
 
 

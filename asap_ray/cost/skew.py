@@ -49,12 +49,18 @@ class Skew:
         return lambda moe_device, layer: load_EL[moe_device][layer]
 
     def slowest(self, moe_devices: int) -> float:
-        """Load of the busiest device, mean over layers."""
+        """Load of the busiest device of each layer, mean over layers: what bounds a run with a barrier a layer."""
         if self.chosen_LX is None:
             return 1.0
-        load = self.load(moe_devices)
-        num_layers = len(self.chosen_LX)
-        return sum(max(load(e, layer) for e in range(moe_devices)) for layer in range(num_layers)) / num_layers
+        load, layers = self.load(moe_devices), range(len(self.chosen_LX))
+        return sum(max(load(e, layer) for e in range(moe_devices)) for layer in layers) / len(layers)
+
+    def busiest(self, moe_devices: int) -> float:
+        """Load of the device with the most rows over all layers: what bounds a run whose devices never wait."""
+        if self.chosen_LX is None:
+            return 1.0
+        load, layers = self.load(moe_devices), range(len(self.chosen_LX))
+        return max(sum(load(e, layer) for layer in layers) for e in range(moe_devices)) / len(layers)
 
 
 UNIFORM: Final = Skew("uniform")

@@ -46,7 +46,7 @@ def bound_of(setup: Setup, lengths: Sequence[int]) -> Bound:
     if not cost.hardware.link.is_offloaded:
         attention_s += cost.dispatch_s(tokens) - launch_s
     launches_s = (cost.hardware.attention_launch_s + launch_s) * len(lengths)
-    moe_s = cost.moe_s(tokens, setup.skew.slowest(setup.parallel.moe_devices))
+    moe_s = cost.moe_s(tokens, setup.skew.busiest(setup.parallel.moe_devices))
     into_groups_s = (cost.combine_s(tokens) - launch_s) / setup.parallel.dp_groups
     out_of_experts_s = cost.combine_send_s(tokens) - launch_s
     per_layer = len(lengths) / num_layers

@@ -109,7 +109,7 @@ def _round_trip_rps(setup: Setup, lengths: Sequence[int]) -> float:
         - 3 * link.launch_s
     )
     once_a_batch_s = setup.hardware.attention_launch_s + 3 * link.launch_s + 2 * link.latency_s
-    moe_s = cost.moe_s(num_tokens, setup.skew.slowest(setup.parallel.moe_devices))
+    moe_s = cost.moe_s(num_tokens, setup.skew.busiest(setup.parallel.moe_devices))
     layer_s = _attention_s(cost, lengths) + moe_s + transfers_s + num_batches * once_a_batch_s
     return NUM_SLOTS * setup.parallel.dp_groups * len(lengths) / setup.shape.num_layers / layer_s
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -17,7 +18,9 @@ from asap_ray.cost.shapes import deepseek_v32
 from asap_ray.cost.skew import zipf
 from asap_ray.engine import attention, experts
 from asap_ray.errors import PeerTimeout
+from asap_ray.evaluation.systems import SYSTEMS, paper_setup
 from asap_ray.spec import ParallelSpec, paper
+from asap_ray.workload.lengths import paper_trace
 
 
 def spec_of(dp_groups: int = 4, num_layers: int = 61, link: str = "supernode") -> VirtualSpec:
@@ -128,6 +131,20 @@ def test_ranks_and_pool_agree_on_a_mixed_load(num_layers: int) -> None:
     assert ranks == pytest.approx(pooled, rel=0.02)
 
 
+@pytest.mark.parametrize("rate", [4, 16])
+def test_ranks_and_pool_agree_on_the_papers_trace(rate: float) -> None:
+    """Mean TTFT of the paper's instance with 6 of its layers, within 2 %, at both rates."""
+    setup = paper_setup()
+    shorter = replace(setup, shape=replace(setup.shape, num_layers=6))
+    trace = paper_trace(rate, 48 / rate, seed=2)
+
+    def mean_s(is_pooled: bool) -> float:
+        run = SYSTEMS["asap"](replace(shorter, is_pooled=is_pooled), trace)
+        return fmean(row.ttft_s or 0.0 for row in run.rows)
+
+    assert mean_s(is_pooled=False) == pytest.approx(mean_s(is_pooled=True), rel=0.02)
+
+
 def test_a_skewed_pool_is_as_slow_as_its_busiest_device() -> None:
     """With one batch under way nobody overtakes: ranks and pool agree on the cost of imbalance."""
     spec, batch = spec_of(num_layers=7), batch_of("a", 8000)
@@ -140,12 +157,24 @@ def test_a_skewed_pool_is_as_slow_as_its_busiest_device() -> None:
 
 
 def test_latency_of_the_link_is_paid_twice_a_layer() -> None:
-    """4.4: a flag over RDMA comes 300 us later, on the way there and on the way back."""
+    """4.4: a flag over RDMA comes 300 us later, there and back; what the NIC has brought nobody copies."""
     spec, batch = spec_of(link="rdma"), batch_of("a", 4000)
 
     ends = ends_of(spec, [(0, batch)])
 
-    assert ends["a.0"] == pytest.approx(61 * (layer_s(spec, batch) + 2 * 300e-6))
+    copied_s = spec.cost.dispatch_recv_s(4000) - spec.cost.hardware.link.launch_s
+    assert ends["a.0"] == pytest.approx(61 * (layer_s(spec, batch) - copied_s + 2 * 300e-6))
+
+
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_a_lone_batch_over_rdma_is_the_same_rank_by_rank(is_pooled: bool) -> None:
+    """T ranks bring a device a T-th each, E devices a rank an E-th each: the pool's bytes."""
+    spec, batch = replace(spec_of(num_layers=3, link="rdma"), is_pooled=is_pooled), batch_of("a", 4000)
+
+    ends = ends_of(spec, [(0, batch)])
+
+    copied_s = spec.cost.dispatch_recv_s(4000) - spec.cost.hardware.link.launch_s
+    assert ends["a.0"] == pytest.approx(3 * (layer_s(spec, batch) - copied_s + 2 * 300e-6))
 
 
 def test_a_network_card_carries_one_message_after_another() -> None:

@@ -51,6 +51,15 @@ def test_counts_give_each_device_its_share(small: Shape, tmp_path: Path) -> None
     assert [load(0, 0), load(1, 0), load(0, 1)] == pytest.approx([1.5, 0.5, 1.0])
 
 
+def test_devices_that_never_wait_even_out_over_layers(small: Shape, tmp_path: Path) -> None:
+    """Busy in turn: 1.5 times its share in the worst layer, and no more than 1 over both."""
+    path = tmp_path / "counts.json"
+    path.write_text(json.dumps([[3] * 4 + [1] * 4, [1] * 4 + [3] * 4]))
+    skew = skew_of(f"counts:{path}", small)
+
+    assert (skew.slowest(2), skew.busiest(2)) == pytest.approx((1.5, 1.0))
+
+
 def test_steeper_popularity_makes_the_busiest_device_busier() -> None:
     """And exponent 0 is balance."""
     slowest = [zipf(deepseek_v32(), exponent, seed=0).slowest(16) for exponent in (0.0, 0.3, 0.8)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asap_ray.backends.virtual.runtime import VirtualRuntime
@@ -67,6 +68,7 @@ class Buffers:
         self.arrived = [runtime.signal(f"a message in MoE device {e}") for e in devices]
         self.replied = [[runtime.signal(f"replies to group {i} rank {j}") for j in ranks] for i in groups]
         self.credited = [[runtime.signal(f"credits of group {i} rank {j}") for j in ranks] for i in groups]
+        self.rows_in = [Nic() for _ in devices]
         self.results_in = [Nic() for _ in groups]  # the ranks of a group receive alike
 
 
@@ -89,11 +91,21 @@ class VirtualAttentionComm:
         link, write_s = buffers.cost.hardware.link, buffers.cost.dispatch_s(len(rows))
         if link.is_offloaded:
             await runtime.sleep(link.launch_s)
-            sent_s = self._nic.through_s(runtime.now(), write_s - link.launch_s)
-            runtime.call_at(sent_s + link.latency_s, lambda: self._set_bits(slot, layer, rows))
+            self._post(slot, layer, rows, write_s - link.launch_s)
         else:
             await runtime.sleep(write_s + link.latency_s)
-            self._set_bits(slot, layer, rows)
+            for e in range(buffers.num_devices):
+                self._set_bit(e, slot, layer, rows)
+
+    def _post(self, slot: int, layer: int, rows: Rows, bytes_s: float) -> None:
+        """The NICs take over: this rank's sends it all, each device's receives its share from this rank."""
+        buffers, now_s = self._buffers, self._buffers.runtime.now()
+        link = buffers.cost.hardware.link
+        sent_s = self._nic.through_s(now_s, bytes_s)
+        share_s = (buffers.cost.dispatch_recv_s(len(rows)) - link.launch_s) / buffers.num_ranks
+        for e in range(buffers.num_devices):
+            there_s = max(sent_s, buffers.rows_in[e].through_s(now_s, share_s)) + link.latency_s
+            buffers.runtime.call_at(there_s, partial(self._set_bit, e, slot, layer, rows))
 
     async def _room(self, slot: int) -> None:
         """Wait until every device has read the message before."""
@@ -101,10 +113,6 @@ class VirtualAttentionComm:
         while self._unread[slot]:
             await buffers.runtime.park(buffers.credited[self._group][self._rank])
         self._unread[slot] = buffers.num_devices
-
-    def _set_bits(self, slot: int, layer: int, rows: Rows) -> None:
-        for e in range(self._buffers.num_devices):
-            self._set_bit(e, slot, layer, rows)
 
     def _set_bit(self, moe_device: int, slot: int, layer: int, rows: Rows) -> None:
         buffers, group = self._buffers, self._group
@@ -139,7 +147,9 @@ class VirtualMoEComm:
             await buffers.runtime.park(buffers.arrived[e])
         item = ready.pop(self._take(ready, self._last))
         self._last = item.dp_group * NUM_SLOTS + item.slot
-        await buffers.runtime.sleep(buffers.cost.dispatch_recv_s(item.rows.num_tokens))
+        link = buffers.cost.hardware.link
+        copy_s = link.launch_s if link.is_offloaded else buffers.cost.dispatch_recv_s(item.rows.num_tokens)
+        await buffers.runtime.sleep(copy_s)
         buffers.num_bits[e][item.dp_group][item.slot] = 0
         for j, unread in enumerate(buffers.unread[item.dp_group]):
             unread[item.slot] -= 1
