@@ -1,8 +1,9 @@
 """What a device does in a second, each constant with its source.
 
-The rates are *effective*: fitted to DeepSeek-V3.2 on Ascend 910C dies, then taken as a property of the device for every
-model. Some follow from facts of the paper's sections 2 to 4 alone; those marked "fitted" were found together by a search of a
-throw-away simulator against sections 5.2 to 5.5, once, before this product (docs/evaluation.md says which, and what they decide).
+The rates are *effective*: fitted to DeepSeek-V3.2 on Ascend 910C dies, then taken as a property of the device for
+every model. Some follow from facts of the paper's sections 2 to 4 alone; those marked "fitted" were found together by a
+search of a throw-away simulator against sections 5.2 to 5.5, once, before this product (docs/evaluation.md says which,
+and what they decide).
 """
 
 from __future__ import annotations
