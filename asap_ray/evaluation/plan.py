@@ -67,12 +67,14 @@ class Plan:
     @property
     def kept_out(self) -> Candidate | None:
         """The asynchronous split that promises most, if memory rules it out."""
-        fitting = [candidate.estimate_rps for candidate in self._fitting() if candidate.system == ASYNC]
+        fitting = [candidate.estimate_rps for candidate in self.fitting if candidate.system == ASYNC]
         too_large = [candidate for candidate in self.ruled_out if candidate.system == ASYNC]
         first = max(too_large, key=lambda candidate: candidate.estimate_rps, default=None)
         return first if first and first.estimate_rps > max(fitting) else None
 
-    def _fitting(self) -> list[Candidate]:
+    @property
+    def fitting(self) -> list[Candidate]:
+        """What memory does not rule out."""
         return [*(row.candidate for row in self.rows), *self.others]
 
 
@@ -90,7 +92,7 @@ def make_plan(question: Question, explore: Explore) -> Plan:
     judged = _judge(question, _shortlist(fitting, question.num_simulated), explore)
     best = max((row for row in judged if row[0].system == ASYNC), key=lambda row: row[1])[0]
     judged += _judge(question, _limits(best, question.objective), explore)
-    load_rps = question.rate_rps or _half(question.objective, judged)
+    load_rps = question.rate_rps or _half(question, judged)
     rows = _at_load(question, judged, load_rps, explore)
     splits = {candidate.text() for candidate, _ in judged}
     return Plan(
@@ -177,8 +179,14 @@ def _point(question: Question, candidate: Candidate, rps: float, seed: int) -> P
     return Point(system=candidate.system, case=candidate.case, rps=rps, duration_s=question.duration_s, seed=seed)
 
 
-def _half(objective: Objective, judged: Sequence[tuple[Candidate, float]]) -> float:
-    best_rps = max(slo_rps for _, slo_rps in judged)
+def _half(question: Question, judged: Sequence[tuple[Candidate, float]]) -> float:
+    objective, best_rps = question.objective, max(slo_rps for _, slo_rps in judged)
+    most_rps = max(candidate.bound_rps for candidate, _ in judged)
+    if most_rps < question.resolution_rps or most_rps * question.duration_s < MIN_REQUESTS:
+        raise ConfigError(
+            f"at {most_rps:.1f} RPS, the highest bound, runs of duration={question.duration_s:g} s on a grid of "
+            f"resolution={question.resolution_rps:g} RPS have fewer than {MIN_REQUESTS} requests; nothing was judged"
+        )
     if not best_rps:
         raise ConfigError(
             f"no split of the devices holds {objective.criterion.name} TTFT within {objective.slo_s:g} s at any rate"

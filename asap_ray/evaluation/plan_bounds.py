@@ -41,15 +41,17 @@ def disaggregated_bounds(setup: Setup, lengths: Sequence[int]) -> Bounds:
 
 
 def collocated_bounds(setup: Setup, lengths: Sequence[int]) -> Bounds:
-    """Of a synchronous system on the same devices, groups of T: perfectly balanced steps, transfers all hidden.
+    """Of a synchronous system on the same devices, groups of T: perfectly balanced steps, other transfers hidden.
 
-    Attention and experts share each device, so their times add.
+    Attention, writing its rows unless a NIC does, and experts share each device, so their times add.
     """
     cost = collocated_cost(setup)
     num_devices, num_groups = cost.moe_devices, cost.moe_devices // cost.tp
     num_tokens, per_layer = sum(lengths), len(lengths) / setup.shape.num_layers
     launch_s = setup.hardware.link.launch_s
-    device_s = _attention_s(cost, lengths) / num_groups + cost.moe_s(num_tokens, setup.skew.slowest(num_devices))
+    write_s = 0.0 if setup.hardware.link.is_offloaded else cost.dispatch_s(num_tokens) - launch_s
+    group_s = (_attention_s(cost, lengths) + write_s) / num_groups
+    device_s = group_s + cost.moe_s(num_tokens, setup.skew.slowest(num_devices))
     return _sorted(
         {
             "devices": per_layer / device_s,

@@ -71,6 +71,11 @@ def _remarks(plan: Plan) -> list[str]:
             + ("at its bound, so longer runs or p99 tell more." if is_at_bound else "disaggregation does not pay here.")
             + " `asap-ray serve` runs the asynchronous one."
         )
+    if all(candidate.system == ASYNC for candidate in plan.fitting):
+        remarks.append(
+            f"No synchronous system was compared: none places {plan.question.case.model}'s experts on "
+            f"{plan.question.num_devices} devices, at least one a device, in memory."
+        )
     rate_rps = plan.question.rate_rps
     if rate_rps is not None and best.slo_rps < rate_rps:
         remarks.append(f"No split carries {rate_rps:g} RPS within the objective; the best reaches {best.slo_rps:.1f}.")
@@ -115,7 +120,8 @@ def serve_yaml(plan: Plan, checkpoint: str) -> str:
         f"Simulated: {planned.slo_rps:.1f} RPS with {objective.criterion.name} TTFT within {objective.slo_s:g} s; "
         f"mean TTFT {planned.ttft_mean_s:.2f} s at {plan.load_rps:.1f} RPS",
         *(need.text() for need in planned.candidate.needs),
-        "`device` is cpu: no other backend serves yet (docs/limits.md). `model` is a directory to be filled in.",
+        "`device` is cpu: no other backend serves yet (docs/limits.md). `model` is a directory to be filled in;",
+        "asap-ray serve loads Qwen3-MoE checkpoints only (docs/models.md) and refuses any other by name.",
     )
     return "".join(f"# {line}\n" for line in says) + yaml.safe_dump(chosen, sort_keys=False)
 

@@ -224,3 +224,19 @@ def test_a_mistake_is_one_line_and_status_2(
 
     error = capsys.readouterr().err
     assert (exit.value.code, error.count("\n"), message in error) == (2, 1, True)
+
+
+@pytest.mark.parametrize(("duration_s", "resolution_rps"), [(0.5, 0.5), (60.0, 1000.0)])
+def test_runs_that_judge_nothing_are_refused(duration_s: float, resolution_rps: float, explore: Explore) -> None:
+    """Too short or on too coarse a grid: not the same as an objective that nobody holds."""
+    asked = replace(question(), duration_s=duration_s, resolution_rps=resolution_rps)
+
+    with pytest.raises(ConfigError, match=f"duration={duration_s:g} s on a grid of resolution={resolution_rps:g}"):
+        make_plan(asked, explore)
+
+
+def test_a_missing_synchronous_system_is_said(explore: Explore) -> None:
+    """More devices than experts: with barriers every device needs one of its own."""
+    asked = question(replace(CASE, model="mixtral-8x22b"), num_devices=16)
+
+    assert "No synchronous system was compared" in said(make_plan(asked, explore))
