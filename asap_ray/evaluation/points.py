@@ -151,8 +151,8 @@ class Bucket:
     num_requests: int
     ttft_s: float
     ttft_p99_s: float
-    queue_s: float  # from arrival to the admission of its (last) batch
-    kernel_s: float  # what the prompt alone would take of kernels and transfers, by the cost model
+    queue_s: float  # from arrival to the admission of the first batch
+    kernel_s: float  # after that: what the prompt would take alone on its system, but no more than it took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +186,10 @@ def run_of(point: Point) -> Run:
 
 def run_point(point: Point) -> Outcome:
     """Simulate it and keep its numbers; raises as `run_of` does."""
-    return outcome_of(run_of(point), point.case.setup())
+    return outcome_of(run_of(point))
 
 
-def outcome_of(run: Run, setup: Setup) -> Outcome:
+def outcome_of(run: Run) -> Outcome:
     """The numbers of a run in which every request was answered."""
     ttfts_s = [_ttft_s(row) for row in run.rows]
     percentiles_s = np.percentile(ttfts_s, range(1, 101), method="inverted_cdf")
@@ -199,7 +199,7 @@ def outcome_of(run: Run, setup: Setup) -> Outcome:
         ttft_percentiles_s=tuple(map(float, percentiles_s)),
         attention_duty=run.attention_duty,
         moe_duty=run.moe_duty,
-        buckets=tuple(_buckets(run.rows, setup)),
+        buckets=tuple(_buckets(run.rows)),
     )
 
 
@@ -208,7 +208,7 @@ def _ttft_s(row: Row) -> float:
     return row.ttft_s
 
 
-def _buckets(rows: Sequence[Row], setup: Setup) -> list[Bucket]:
+def _buckets(rows: Sequence[Row]) -> list[Bucket]:
     buckets = []
     for over, up_to in pairwise(BUCKET_EDGES):
         inside = [row for row in rows if over < row.num_tokens <= up_to]
@@ -221,14 +221,7 @@ def _buckets(rows: Sequence[Row], setup: Setup) -> list[Bucket]:
                     ttft_s=sum(ttfts_s) / len(inside),
                     ttft_p99_s=float(np.percentile(ttfts_s, 99, method="inverted_cdf")),
                     queue_s=max(0.0, sum(row.queue_s for row in inside) / len(inside)),
-                    kernel_s=sum(kernel_s(row.num_tokens, setup) for row in inside) / len(inside),
+                    kernel_s=sum(row.kernel_s for row in inside) / len(inside),
                 )
             )
     return buckets
-
-
-def kernel_s(num_tokens: int, setup: Setup) -> float:
-    """Kernels and transfers of a prompt that has the asynchronous instance to itself."""
-    cost = setup.spec().cost
-    expert_s = cost.dispatch_recv_s(num_tokens) + cost.moe_s(num_tokens) + cost.combine_s(num_tokens)
-    return cost.prompt_s(num_tokens) + setup.shape.num_layers * expert_s

@@ -10,6 +10,7 @@ from asap_ray.backends.virtual.door import Deliver
 from asap_ray.backends.virtual.instance import VirtualInstance, VirtualSpec
 from asap_ray.backends.virtual.runtime import VirtualRuntime
 from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.cost.model import CostModel
 from asap_ray.scheduler.dual_batch import Assignment
 from asap_ray.workload.trace import TraceRequest
 
@@ -40,7 +41,8 @@ class Row:
 
     num_tokens: int
     arrival_s: float
-    queue_s: float = 0.0  # from arrival to the admission of its (first) batch
+    queue_s: float = 0.0  # from arrival to the admission of its first batch
+    kernel_s: float = 0.0  # after that and inside the layers: what it would take alone, but no more than it took
     stamps: Stamps = field(default_factory=Stamps)  # of its last batch
     ttft_s: float | None = None  # None: not answered
 
@@ -64,7 +66,7 @@ class _Driver:
         self.instance = build(self.runtime, spec, self._deliver)
         self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
         self._scheduler = scheduler
-        self._overhead_s = spec.cost.hardware.request_overhead_s
+        self._cost = spec.cost
         self._group_of: dict[int, int] = {}
         self._num_left = len(trace)
         self._answered = self.runtime.signal("answers")
@@ -96,12 +98,19 @@ class _Driver:
                 self.rows[int(request.request_id)].queue_s = now - stamps.total_s - request.arrival_s
         for token in tokens:
             row = self.rows[int(token.request_id)]
-            row.ttft_s = now - row.arrival_s + self._overhead_s
+            row.ttft_s = now - row.arrival_s + self._cost.hardware.request_overhead_s
+            row.kernel_s = min(now - row.arrival_s - row.queue_s, alone_s(self._cost, row.num_tokens))
             row.stamps = stamps
         self._num_left -= len(tokens)
         self._scheduler.done(self._group_of.pop(id(batch)), batch, now)
         self._assign()
         self.runtime.wake(self._answered)
+
+
+def alone_s(cost: CostModel, num_tokens: int) -> float:
+    """Kernels and transfers of a whole prompt that has the instance to itself, one after another, over all layers."""
+    experts_s = cost.dispatch_recv_s(num_tokens) + cost.moe_s(num_tokens) + cost.combine_s(num_tokens)
+    return cost.prompt_s(num_tokens) + cost.shape.num_layers * experts_s
 
 
 def simulate(

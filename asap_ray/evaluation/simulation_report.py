@@ -13,10 +13,11 @@ from rich.table import Table
 from asap_ray import __version__
 from asap_ray.evaluation.bound import Bound
 from asap_ray.evaluation.journal import code_version
-from asap_ray.evaluation.points import Outcome, Point
+from asap_ray.evaluation.points import Outcome, Point, outcome_of, run_of
 from asap_ray.evaluation.replay_report import TABLE_COLUMNS, summarise, table_rows
 from asap_ray.evaluation.simulate import Row, Run
 from asap_ray.evaluation.slo import Criterion
+from asap_ray.evaluation.sweep import case_bound
 from asap_ray.workload.client import Result
 
 
@@ -77,6 +78,15 @@ class SimulationReport:
 
     def _results(self) -> list[Result]:
         return [_result(index, row) for index, row in enumerate(self.run.rows)]
+
+
+def report_of(point: Point, slo_s: float, criterion: Criterion) -> SimulationReport:
+    """Simulate it; raises as `run_of` does."""
+    bound = case_bound(point.case)
+    run = run_of(point)
+    return SimulationReport(
+        point=point, run=run, outcome=outcome_of(run), bound=bound, slo_s=slo_s, criterion=criterion
+    )
 
 
 def _result(index: int, row: Row) -> Result:

@@ -33,7 +33,7 @@ class _Driver:
         self.runtime = VirtualRuntime()
         self.instance = LockstepInstance(self.runtime, spec, policy, self._deliver)
         self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
-        self._overhead_s = spec.cost.hardware.step_request_overhead_s
+        self._cost = spec.cost
         self._num_left = len(trace)
         self._answered = self.runtime.signal("answers")
 
@@ -55,10 +55,16 @@ class _Driver:
                 self.rows[int(request.request_id)].queue_s = now - stamps.total_s - request.arrival_s
         for token in tokens:
             row = self.rows[int(token.request_id)]
-            row.ttft_s = now - row.arrival_s + self._overhead_s
+            row.ttft_s = now - row.arrival_s + self._cost.hardware.step_request_overhead_s
+            row.kernel_s = min(now - row.arrival_s - row.queue_s, alone_s(self._cost, row.num_tokens))
             row.stamps = stamps
         self._num_left -= len(tokens)
         self.runtime.wake(self._answered)
+
+
+def alone_s(cost: CostModel, num_tokens: int) -> float:
+    """Kernels and transfers of a whole prompt that is alone in its step, over all layers."""
+    return cost.prompt_s(num_tokens) + cost.shape.num_layers * (cost.moe_s(num_tokens) + cost.combine_s(num_tokens))
 
 
 def simulate_lockstep(spec: LockstepSpec, policy: StepPolicy, trace: Sequence[TraceRequest]) -> Run:

@@ -10,7 +10,8 @@ import pytest
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.bound import bound_of
 from asap_ray.evaluation.intervals import interval_of
-from asap_ray.evaluation.points import kernel_s, paper_case, run_point
+from asap_ray.evaluation.points import Point, paper_case, run_of, run_point
+from asap_ray.evaluation.simulate import alone_s
 from asap_ray.evaluation.sweep import case_bound
 from tests.evaluation.fakes import point
 
@@ -44,9 +45,29 @@ def test_lone_prompts_take_their_kernels_and_the_overhead() -> None:
     setup = paper_case().setup()
     requests = paper_case().requests(0.1, 100.0, seed=0)
     outcome = run_point(replace(point(), system="paper", rps=0.1, duration_s=100.0))
-    kernels_s = sum(kernel_s(request.input_length, setup) for request in requests) / len(requests)
+    kernels_s = sum(alone_s(setup.spec().cost, request.input_length) for request in requests) / len(requests)
 
     assert outcome.ttft_mean_s == pytest.approx(kernels_s + 0.105, abs=0.006)
+
+
+def test_a_lone_synchronous_prompt_takes_the_kernels_of_its_own_devices() -> None:
+    """Of 32 with experts: a step of one prompt lasts as long as they do, so that nothing of it is a wait."""
+    case = replace(paper_case(), dp=1, tp=4, ep=28)
+    run = run_of(Point(system="default", case=case, rps=0.1, duration_s=50.0, seed=0))
+    waits_s = [row.ttft_s - 0.095 - row.queue_s - row.kernel_s for row in run.rows if row.ttft_s]
+
+    assert waits_s == pytest.approx([0.0] * len(run.rows), abs=1e-6)
+
+
+@pytest.mark.parametrize("system", ["asap", "paper", "default", "chunked", "strong"])
+def test_no_part_of_a_ttft_is_negative(system: str) -> None:
+    """Pieces of one prompt overlap: its kernels one after another would be longer than it was inside the layers."""
+    run = run_of(replace(point(), system=system, duration_s=8.0))
+    outside_s = 0.105 if system in ("asap", "paper") else 0.095
+    parts_s = [(row.queue_s, row.kernel_s, (row.ttft_s or 0.0) - row.queue_s - row.kernel_s) for row in run.rows]
+
+    assert min(part_s for queue_s, kernel_s, _ in parts_s for part_s in (queue_s, kernel_s)) > -1e-9
+    assert min(rest_s for *_, rest_s in parts_s) > outside_s - 1e-9
 
 
 def test_resource_bound_of_the_paper_is_about_23_rps() -> None:
