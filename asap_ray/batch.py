@@ -68,6 +68,7 @@ class Batch:
     """Requests prefilled together by one DP group."""
 
     requests: tuple[Request, ...]
+    forget: tuple[str, ...] = ()  # prompts whose next chunks will not come: their keys and values go before it starts
 
     @property
     def num_tokens(self) -> int:

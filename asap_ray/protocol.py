@@ -72,7 +72,7 @@ class AttentionStage(Protocol):
     num_layers: int  # MoE layers
 
     async def start(self, batch: Batch) -> Any:
-        """The state of a new pass over the batch's prompts."""
+        """The state of a new pass over the batch's prompts; lets go of what the batch says to forget."""
 
     async def attend(self, state: Any, layer: int, expert_out: Any | None) -> Routed:
         """All work up to the router of MoE layer `layer`; `expert_out` is the layer before's, None at first."""

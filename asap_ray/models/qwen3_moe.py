@@ -68,16 +68,14 @@ class QwenAttention:
         """Prompts with chunks to come."""
         return len(self._kept)
 
-    def forget(self, request_id: str) -> None:
-        """Let go of a prompt whose next chunk will not come; nothing happens if none is kept."""
-        self._kept.pop(request_id, None)
-
     async def start(self, batch: Batch) -> Pass:
-        """See `AttentionStage`."""
+        """See `AttentionStage`; the chunk before each chunk has started."""
         with torch.inference_mode():
             return self._start(batch)
 
     def _start(self, batch: Batch) -> Pass:
+        for request_id in batch.forget:
+            self._kept.pop(request_id, None)
         answers, start = [], 0
         for request in batch.requests:
             stop = start + request.num_tokens

@@ -108,7 +108,7 @@ class DualBatchScheduler:
         self._policy.push(request, now)
 
     def cancel(self, request_id: str) -> bool:
-        """Drop a request if it still waits; whether it did. A running batch finishes.
+        """Drop what still waits of a request, pieces too; whether anything did. A running batch finishes.
 
         A group that was kept for it is free for what came later.
         """

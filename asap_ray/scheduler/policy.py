@@ -39,7 +39,7 @@ class Policy(Protocol):
         """Add a whole prompt that passed `check`."""
 
     def remove(self, request_id: str) -> bool:
-        """Drop a prompt of which nothing runs yet; whether it was there."""
+        """Drop what no batch has of a prompt; whether there was anything."""
 
     def take(self, now: float, groups: Sequence[Group]) -> tuple[Group, Batch] | None:
         """The next batch and its group, which is up and has room; None if nothing can start now."""

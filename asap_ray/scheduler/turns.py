@@ -33,6 +33,8 @@ class _Prompt:
     full_at: float = field(compare=False)  # from here on its batch goes as it is
     pieces: deque[Request] = field(compare=False)
     num_running: int = field(compare=False, default=0)
+    is_cancelled: bool = field(compare=False, default=False)
+    group: int = field(compare=False, default=-1)  # that holds its keys and values, once a piece was taken
 
 
 class Turns:
@@ -66,6 +68,7 @@ class Turns:
         self._long: list[_Prompt] = []
         self._under_way: dict[int, _Prompt] = {}  # the cut prompt a group goes on with
         self._running: dict[str, _Prompt] = {}  # cut prompts some of whose pieces are taken
+        self._forget: dict[int, list[str]] = {}  # what the next batch of a group tells it to let go of
         self.num_tokens = 0
 
     @property
@@ -84,12 +87,17 @@ class Turns:
         self._push(request, self._order(request), next(self._number), now + self._prefill.max_wait_s)
 
     def remove(self, request_id: str) -> bool:
-        """See `Policy`. A prompt of which a piece has begun finishes."""
-        prompt = self._waiting.pop(request_id, None)
-        if prompt is None:
+        """See `Policy`. Of a prompt that has begun, the pieces to come; its group hears of it when none runs."""
+        if prompt := self._waiting.pop(request_id, None):
+            self._queue_of(prompt).remove(prompt)
+            self.num_tokens -= prompt.request.num_tokens
+            return True
+        prompt = self._running.get(request_id)
+        if prompt is None or not prompt.pieces:
             return False
-        self._queue_of(prompt).remove(prompt)
-        self.num_tokens -= prompt.request.num_tokens
+        self._drop_pieces(prompt)
+        prompt.is_cancelled = True
+        self._end_if_idle(prompt)
         return True
 
     def take(self, now: float, groups: Sequence[Group]) -> tuple[Group, Batch] | None:
@@ -97,7 +105,8 @@ class Turns:
         for group in by_work((each for each in groups if each.is_up and each.num_free > 0), self._cost):
             chosen, closes_at = self._fill(group.index)
             if closes_at <= now:
-                return group, Batch(tuple(self._take(prompt, group.index) for prompt in chosen))
+                pieces = tuple(self._take(prompt, group.index) for prompt in chosen)
+                return group, Batch(pieces, tuple(self._forget.pop(group.index, ())))
         return None
 
     def wake_at(self, now: float, groups: Sequence[Group]) -> float | None:  # noqa: ARG002
@@ -111,15 +120,18 @@ class Turns:
         for request in batch.requests:
             if prompt := self._running.get(request.request_id):
                 prompt.num_running -= 1
-                if not prompt.num_running and not prompt.pieces:
-                    del self._running[request.request_id]
+                self._end_if_idle(prompt)
 
     def put_back(self, batch: Batch) -> None:
-        """See `Policy`."""
+        """See `Policy`; of a cancelled prompt nothing starts over."""
         for request in reversed(batch.requests):
+            prompt = self._running.get(request.request_id)
             if request.is_whole:
                 self._push_front(request)
-            elif prompt := self._running.get(request.request_id):  # none: another of its pieces came back before
+            elif prompt and prompt.is_cancelled:
+                prompt.num_running -= 1
+                self._end_if_idle(prompt)
+            elif prompt:  # else another of its pieces came back before
                 self._start_over(prompt)
 
     def abandon(self, group: int) -> None:
@@ -170,6 +182,7 @@ class Turns:
         self.num_tokens -= piece.num_tokens
         if not piece.is_whole:
             prompt.num_running += 1
+            prompt.group = group
             self._running[request_id] = prompt
             self._under_way[group] = prompt
         if piece.past_tokens and not piece.future_tokens:
@@ -190,13 +203,21 @@ class Turns:
     def _queue_of(self, prompt: _Prompt) -> list[_Prompt]:
         return self._long if len(prompt.pieces) > 1 else self._short
 
+    def _end_if_idle(self, prompt: _Prompt) -> None:
+        """Nothing of it runs and nothing is to come: it is over."""
+        if prompt.num_running or prompt.pieces:
+            return
+        del self._running[prompt.request.request_id]
+        if prompt.is_cancelled:  # all its batches have ended, so none of them can come behind the one that tells this
+            self._forget.setdefault(prompt.group, []).append(prompt.request.request_id)
+
     def _start_over(self, prompt: _Prompt) -> None:
         self._drop_pieces(prompt)
         del self._running[prompt.request.request_id]
         self._push_front(prompt.request)
 
     def _drop_pieces(self, prompt: _Prompt) -> None:
-        """The group that holds what they need is lost."""
+        """They will not run: the group that holds what they need is lost, or nobody waits for them."""
         self.num_tokens -= sum(piece.num_tokens for piece in prompt.pieces)
         prompt.pieces.clear()
         self._under_way = {group: other for group, other in self._under_way.items() if other is not prompt}

@@ -66,7 +66,7 @@ def test_a_closed_door_ends_the_loop() -> None:
 
 
 def test_every_rank_of_a_group_sees_the_same_admissions() -> None:
-    """The followers' log is the leader's, stop included."""
+    """The followers' log is the leader's, stop and what to forget included."""
     runtime, leader = open_door()
     store = dist.HashStore()
     seen: dict[int, list[str]] = {0: [], 1: [], 2: []}
@@ -83,7 +83,7 @@ def test_every_rank_of_a_group_sees_the_same_admissions() -> None:
                     admit.send(None)
                 except StopIteration as stop:
                     admitted = stop.value
-                seen[rank].append(admitted.requests[0].request_id if admitted else "none")
+                seen[rank].append(" ".join((admitted.requests[0].request_id, *admitted.forget)) if admitted else "none")
                 occupied = (*occupied, admitted) if admitted else ()
                 if rank == 0 and len(seen[0]) == 5:
                     runtime.close()
@@ -91,7 +91,7 @@ def test_every_rank_of_a_group_sees_the_same_admissions() -> None:
             seen[rank].append("stop")
 
     for name, size in (("a", 10), ("b", 20), ("c", 90)):
-        leader.put(batch(name, size))
+        leader.put(Batch(batch(name, size).requests, forget=(f"before {name}",)))
     leader.put(batch("d", 1))
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
     for thread in threads:
@@ -99,4 +99,4 @@ def test_every_rank_of_a_group_sees_the_same_admissions() -> None:
     for thread in threads:
         thread.join()
 
-    assert seen == {rank: ["a", "b", "none", "c", "none", "stop"] for rank in range(3)}
+    assert seen == {rank: ["a before a", "b before b", "none", "c before c", "none", "stop"] for rank in range(3)}

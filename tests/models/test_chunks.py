@@ -125,16 +125,27 @@ def test_the_last_chunk_takes_the_keys_along(model: Model) -> None:
     assert kept == [1, 1, 0]
 
 
-def test_an_abandoned_prompt_is_forgotten(model: Model) -> None:
-    """Its keys and values go; a prompt that was never there is no error."""
+def test_an_abandoned_prompt_is_forgotten_when_a_batch_says_so(model: Model) -> None:
+    """Its keys and values go before the batch starts; a prompt that was never there is no error."""
     stage = model.attention_stage(SoloCollective(), torch.float32)
     first, _ = chunks_of(batch_of([[1, 2, 3]]), 2)
     drive(stage.start(first))
 
-    stage.forget(first.requests[0].request_id)
-    stage.forget("nobody")
+    drive(stage.start(Batch((), forget=(first.requests[0].request_id, "nobody"))))
 
     assert stage.num_kept == 0
+
+
+def test_a_prompt_may_start_over_in_the_batch_that_forgets_it(model: Model) -> None:
+    """The old keys and values go, the new ones stay."""
+    stage = model.attention_stage(SoloCollective(), torch.float32)
+    first, last = chunks_of(batch_of([[1, 2, 3]]), 2)
+    drive(stage.start(first))
+
+    again = drive(stage.start(Batch(first.requests, forget=(first.requests[0].request_id,))))
+
+    drive(stage.attend(again, 0, None))
+    drive(stage.attend(drive(stage.start(last)), 0, None))
 
 
 def test_a_chunk_may_not_run_ahead(model: Model) -> None:

@@ -27,6 +27,7 @@ class Workload:
     answers: list[int]  # max_tokens of the requests, over and over
     token_s: float  # a batch takes this long per token
     lost_batches: frozenset[int]  # when these assignments, by number, would end, their group is lost and back at once
+    leaving: frozenset[int] = frozenset()  # the first client of these assignments, by number, leaves when they start
 
 
 @dataclass
@@ -89,6 +90,8 @@ def drive(workload: Workload, name: str = "paper") -> Run:
             if any(each.past_tokens for each in assignment.batch.requests):  # the piece before is a layer ahead
                 end_s = max([end_s, *(each[0] for each in ends if each[2].group == assignment.group)])
             ends.append((end_s, len(run.assignments), assignment))
+            if len(run.assignments) in workload.leaving:
+                policy.cancel(assignment.batch.requests[0].request_id)
             run.assignments.append((now, assignment))
         _check_limits(policy, workload.num_groups)
         assert policy.assign(now) == []
@@ -253,6 +256,22 @@ def test_pieces_of_a_prompt_run_in_order_on_one_group(workload: Workload, lost_b
     assert {int(name): num_tokens for name, (_, num_tokens) in covered.items()} == {
         number: num_tokens for number, (_, num_tokens) in enumerate(workload.arrivals)
     }
+
+
+@given(workloads, st.frozensets(st.integers(0, 10)))
+def test_a_group_is_told_to_forget_what_it_keeps_for_nobody(workload: Workload, leaving: frozenset[int]) -> None:
+    """Once, and of nothing else. It never keeps more than two prompts: one it was not yet told of, and the present."""
+    run = drive(replace(workload, leaving=leaving), "asap")
+    kept: list[set[str]] = [set() for _ in range(workload.num_groups)]
+
+    for _, assignment in run.assignments:
+        of_group = kept[assignment.group]
+        assert of_group >= set(assignment.batch.forget)
+        of_group -= set(assignment.batch.forget)
+        for piece in assignment.batch.requests:
+            assert not piece.past_tokens or piece.request_id in of_group
+            (of_group.add if piece.future_tokens else of_group.discard)(piece.request_id)
+        assert len(of_group) <= NUM_SLOTS
 
 
 @given(workloads)

@@ -130,15 +130,75 @@ def test_queued_tokens_are_those_no_batch_has() -> None:
     assert (policy.num_queued, policy.num_queued_tokens) == (1, 31)
 
 
-def test_a_prompt_under_way_is_neither_cancelled_nor_queued_twice() -> None:
-    """Its group has begun it."""
+def test_of_a_prompt_under_way_the_rest_can_be_cancelled_once() -> None:
+    """What runs finishes; its id is in use until then."""
     policy = scheduler()
-    submit(policy, request("a", 64), request("b", 10))
-    policy.assign(0.0)
+    submit(policy, request("a", 64))
+    started = policy.assign(0.0)
 
-    assert [policy.cancel("a"), policy.cancel("b")] == [False, True]
+    assert [policy.cancel("a"), policy.cancel("a")] == [True, False]
+    assert policy.num_queued_tokens == 0
     with pytest.raises(RequestError, match="'a' is in use"):
         submit(policy, request("a", 3))
+    for each in started:
+        policy.done(0, each.batch, now=1.0)
+    policy.check(request("a", 3))
+
+
+def test_a_cancelled_prompt_makes_room_for_the_next_long_one() -> None:
+    """Its group goes on with that at once."""
+    policy = scheduler()
+    submit(policy, request("a", 64), request("b", 64))
+    first, _ = policy.assign(0.0)
+    policy.done(0, first.batch, now=1.0)
+
+    policy.cancel("a")
+
+    assert placed(policy.assign(1.0)) == [(0, "b22")]
+
+
+def test_a_group_hears_of_a_cancelled_prompt_when_nothing_of_it_runs() -> None:
+    """Batches of a group may overtake each other on the way: the one that says forget comes behind all of its own."""
+    policy = scheduler()
+    submit(policy, request("a", 64), request("b", 10), request("c", 10), request("d", 10))
+    first, second = policy.assign(0.0)
+    policy.cancel("a")
+    policy.done(0, first.batch, now=1.0)
+    beside = policy.assign(1.0)
+    policy.done(0, second.batch, now=2.0)
+    behind = policy.assign(2.0)
+
+    assert [(each.batch.forget, placed([each])) for each in beside + behind] == [
+        ((), [(0, "b10 c10")]),
+        (("a",), [(0, "d10")]),
+    ]
+
+
+def test_a_prompt_whose_last_piece_runs_is_neither_cancelled_nor_forgotten() -> None:
+    """That piece takes the keys and values along."""
+    policy = scheduler()
+    submit(policy, request("a", 30), request("b", 10))
+    first, last = policy.assign(0.0)
+    assert not policy.cancel("a")
+    policy.done(0, first.batch, now=1.0)
+    policy.done(0, last.batch, now=1.0)
+
+    assert [each.batch.forget for each in policy.assign(1.0)] == [()]
+
+
+def test_a_cancelled_prompt_does_not_start_over() -> None:
+    """Its group is lost, but nobody waits for it any more."""
+    policy = scheduler(num_groups=2)
+    submit(policy, request("a", 64))
+    started = policy.assign(0.0)
+    policy.cancel("a")
+
+    policy.mark_down(0)
+    for each in started:
+        policy.requeue(each.batch)
+
+    assert policy.assign(1.0) == []
+    policy.check(request("a", 3))
 
 
 def test_a_prompt_whose_group_is_lost_between_two_pieces_starts_over() -> None:
