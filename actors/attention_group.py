@@ -12,6 +12,7 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from torch._C._distributed_c10d import TCPStore
 
+from asap_ray.actors.chunk_order import ChunkOrder
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.placement import RESOURCE, bundle
@@ -90,6 +91,7 @@ class AttentionGroup:
         self._rank = GroupRank(config, group, 0, store.port, epoch)
         self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
+        self._order = ChunkOrder(self._leader.put, self._lease.is_held_by, served.prefill.deadline_s)
 
     async def register(self) -> bytes:
         """Where peers find the buffers of all T ranks, in the order of j."""
@@ -105,20 +107,23 @@ class AttentionGroup:
         await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
         self._rank.serve(devices, door, on_end=self._notice)
 
-    async def run(self, message: bytes) -> AsyncIterator[bytes]:
+    async def run(self, frontend: str, message: bytes) -> AsyncIterator[bytes]:
         """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
 
         A chunk with more to come gets no token; a batch of such chunks alone is one message without any.
+        Calls may come in any order: a chunk waits here for the one before it.
 
         Raises:
+            PeerTimeout: a chunk waited for the one before it until the deadline.
             RuntimeError: the loop failed; the text says why.
         """
+        self._lease.renew(frontend)
         batch = decode(Batch, message)
         unfinished = {request.request_id for request in batch.requests if not request.future_tokens}
         stream = self._streams[_key(batch)] = asyncio.Queue()
-        self._leader.put(batch)
         is_first = True
         try:
+            await self._order.put(frontend, batch)
             while is_first or unfinished:
                 if self._rank.state() != "serving" or (events := await stream.get()) is None:
                     raise RuntimeError(f"the loop is not running: {self._rank.state()}")

@@ -16,7 +16,7 @@ FRESH_S: Final = 12.0
 
 
 class Lease:
-    """Frontends renew it by asking for a device's state; when none does for long, `on_expiry` is called once."""
+    """Frontends renew it by asking for a device's state or giving it work; when none did for long, it expires, once."""
 
     def __init__(self, first_s: float, timeout_s: float, on_expiry: Callable[[], None]) -> None:
         self._timeout_s = timeout_s
@@ -32,6 +32,11 @@ class Lease:
             self._asked_s[frontend] = time.monotonic()
             self._expires_s = self._asked_s[frontend] + self._timeout_s
             self._changed.notify_all()
+
+    def is_held_by(self, frontend: str) -> bool:
+        """Whether this frontend would keep the device alive: it came, has not left, and asked within the timeout."""
+        with self._changed:
+            return self._asked_s.get(frontend, float("-inf")) > time.monotonic() - self._timeout_s
 
     def release(self, frontend: str) -> bool:
         """This frontend is leaving; whether it was the last. If not, it must not end the device."""

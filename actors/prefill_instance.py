@@ -101,7 +101,7 @@ class PrefillInstance:
         """
         name = group_names(self._config)[group]
         try:
-            stream = self._actors[name].run.options(num_returns="streaming").remote(encode(batch))
+            stream = self._actors[name].run.options(num_returns="streaming").remote(self._id, encode(batch))
             async for reference in stream:
                 events = decode(Events, await reference)
                 yield events.tokens, events.stamps

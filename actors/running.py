@@ -28,7 +28,7 @@ _OBJECT_STORE_BYTES: Final = 128 << 20
 """Prompts and tokens are all that passes through Ray; hidden states never do."""
 
 _CONTROL_LOOP_S: Final = "1.0"
-"""Serve's controller looks after one replica of ours; at its own 0.1 s it takes cores from the devices (docs/log.md)."""
+"""Serve's controller looks after one replica of ours; at its own 0.1 s it takes the devices' cores (docs/log.md)."""
 
 _POLL_S: Final = 0.2
 

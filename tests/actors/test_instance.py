@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from asap_ray.actors.app import served_model
 from asap_ray.actors.lease import end_instance
-from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, running_names
+from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, group_names, running_names
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
@@ -95,7 +95,7 @@ def test_any_degrees_answer_as_transformers(
 def test_a_prompt_in_chunks_answers_as_transformers(
     run: Run, make_config: MakeConfig, reference: dict[str, int]
 ) -> None:
-    """Both chunks are in flight at once; the first is one pass without a token, the second has the prompt's."""
+    """Sent at once and in the wrong order: the first is one pass without a token, the second has the prompt's."""
     instance = PrefillInstance(make_config("chunks", 1, 2, 1))
 
     async def ask(start: int, stop: int) -> list[tuple[int, ...]]:
@@ -105,11 +105,45 @@ def test_a_prompt_in_chunks_answers_as_transformers(
     async def ask_both() -> list[Any]:
         await instance.start()
         try:
-            return await asyncio.gather(ask(0, 100), ask(100, 129))
+            return await asyncio.gather(ask(100, 129), ask(0, 100))
         finally:
             await instance.stop()
 
-    assert run(ask_both()) == [[()], [(reference["r3"],)]]
+    assert run(ask_both()) == [[(reference["r3"],)], [()]]
+
+
+def test_every_rank_forgets_an_abandoned_prompt(run: Run, make_config: MakeConfig) -> None:
+    """The batch that says so reaches both ranks of a group; before it they keep its keys and values."""
+    config = make_config("forgetful", 1, 2, 1)
+    instance = PrefillInstance(config)
+
+    async def kept() -> list[int]:
+        leader = ray.get_actor(group_names(config)[0], namespace="serve")
+        return await leader.__ray_call__.remote(kept_by_rank)
+
+    async def abandon() -> list[list[int]]:
+        await instance.start()
+        try:
+            counts = []
+            for batch in (Batch((request(3).chunk(0, 100),)), Batch((request(0),), forget=("r3",))):
+                async for _ in instance.run(0, batch):
+                    pass
+                counts.append(await kept())
+            return counts
+        finally:
+            await instance.stop()
+
+    assert run(abandon()) == [[1, 1], [0, 0]]
+
+
+def kept_by_rank(group: Any) -> list[int]:
+    """Prompts whose keys and values each rank of a group keeps; runs in the group's actor."""
+
+    def num_kept(rank: Any) -> int:
+        return rank._attention.stage.num_kept
+
+    others = [ray.get(follower.__ray_call__.remote(num_kept)) for follower in group._followers]
+    return [num_kept(group._rank), *others]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

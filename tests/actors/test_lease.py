@@ -56,3 +56,23 @@ def test_a_frontend_that_stopped_asking_no_longer_counts(monkeypatch: pytest.Mon
     lease.renew("killed")
 
     assert lease.release("leaving")
+
+
+def test_a_frontend_holds_a_lease_from_its_first_renewal_until_it_leaves() -> None:
+    """What it has under way on the device is kept so long."""
+    lease = Lease(LONG_S, LONG_S, lambda: None)
+
+    before = lease.is_held_by("frontend")
+    lease.renew("frontend")
+    between = lease.is_held_by("frontend")
+    lease.release("frontend")
+
+    assert (before, between, lease.is_held_by("frontend")) == (False, True, False)
+
+
+def test_a_frontend_that_was_killed_holds_no_lease_after_the_timeout() -> None:
+    """It could not say that it leaves."""
+    lease = Lease(LONG_S, 0.0, lambda: None)
+    lease.renew("killed")
+
+    assert not lease.is_held_by("killed")
