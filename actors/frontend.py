@@ -28,8 +28,9 @@ from asap_ray.actors.openai import (
     quote,
 )
 from asap_ray.actors.responses import Answer, ChatAnswer, CompletionAnswer
-from asap_ray.actors.service import PrefillService, TokenEvent
+from asap_ray.actors.service import PrefillService
 from asap_ray.actors.tokenizer import Tokenizer
+from asap_ray.actors.waiter import TokenEvent
 from asap_ray.batch import Request
 from asap_ray.errors import AsapError, RequestError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Final, Protocol
 
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.tokenizer import Tokenizer
+from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
@@ -49,34 +51,6 @@ class ServedModel:
     tokenizer: Tokenizer | None  # None: token-id prompts only, and no text in answers
 
 
-@dataclass(frozen=True, slots=True)
-class Ttft:
-    """The parts of one time to first token, in seconds (5.3).
-
-    The rest of the total is the way to the group and back, the wait at its door, and the other slot's turns.
-    """
-
-    queue_s: float  # from arrival until the batch, or that of a long prompt's last piece, is handed to a DP group
-    attention_s: float
-    dispatch_s: float
-    combine_s: float
-    total_s: float  # from arrival to the token
-
-
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One token of one request; `ttft` comes with its first."""
-
-    token: Token
-    ttft: Ttft | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiter:
-    request: Request
-    events: asyncio.Queue[TokenEvent | AsapError]
-
-
 class PrefillService:
     """One per instance. All methods belong to one asyncio loop."""
 
@@ -98,7 +72,7 @@ class PrefillService:
             policy_of(config.policy, config.prefill, tokens),
         )
         self._deadline_s = _DEADLINES * config.prefill.deadline_s
-        self._waiting: dict[str, _Waiter] = {}
+        self._waiting: dict[str, Waiter] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._lost: dict[int, str] = {}
         self._wake: asyncio.TimerHandle | None = None
@@ -143,7 +117,7 @@ class PrefillService:
     async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
 
-        Closing the generator drops what is still queued; what runs finishes unheard.
+        Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.
 
         Raises:
             Unavailable: the instance is not ready, or lost a device on the way; nothing hangs.
@@ -169,18 +143,25 @@ class PrefillService:
                 self._dispatch()  # what waited behind a solo may start now
 
     async def close(self) -> None:
-        """Refuse what is new, fail what is queued, let what runs finish for one deadline."""
+        """Refuse what is new, fail what has not begun, let what has finish for one deadline, piece by piece."""
         self._stopping = True
-        stopping = Unavailable("the instance is stopping")
-        self._fail(
-            [w.request for w in self._waiting.values() if self._scheduler.cancel(w.request.request_id)], stopping
-        )
-        if running := list(self._running):
-            await asyncio.wait(running, timeout=self.config.prefill.deadline_s)
-        self._fail([waiter.request for waiter in self._waiting.values()], stopping)
+        self._drop([waiter for waiter in self._waiting.values() if waiter.handed_s is None])
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.prefill.deadline_s):
+                while self._running:  # a batch that ends hands over the next piece before it leaves
+                    await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        self._drop(list(self._waiting.values()))
+        running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+    def _drop(self, waiters: Sequence[Waiter]) -> None:
+        """Fail prompts of an instance that stops; what no group has of them never runs."""
+        requests = [waiter.request for waiter in waiters]
+        for request in requests:
+            self._scheduler.cancel(request.request_id)
+        self._fail(requests, Unavailable("the instance is stopping"))
 
     def _submit(self, requests: Sequence[Request], events: asyncio.Queue[TokenEvent | AsapError]) -> None:
         self.check_ready()
@@ -192,7 +173,7 @@ class PrefillService:
             )
         for request in requests:
             self._scheduler.submit(request, time.monotonic())
-            self._waiting[request.request_id] = _Waiter(request, events)
+            self._waiting[request.request_id] = Waiter(request, events)
         self._dispatch()
 
     async def _next(self, events: asyncio.Queue[TokenEvent | AsapError]) -> TokenEvent:
@@ -211,6 +192,8 @@ class PrefillService:
             self._wake.cancel()
             self._wake = None
         for assignment in self._scheduler.assign(time.monotonic()):
+            for waiter in self._waiters(assignment.batch):
+                waiter.hand_over()
             task = asyncio.create_task(self._run(assignment))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
@@ -226,14 +209,13 @@ class PrefillService:
             due = [request for request in batch.requests if not request.future_tokens]
             self._fail(due, Unavailable(f"group {group} ended a batch before its last token"))
         except Exception as error:  # whatever it is, it must not leave a client waiting
-            self._lose(group, batch, error)
+            self._lose(group, error)
         finally:
             self._scheduler.done(group, batch, time.monotonic())
             self._dispatch()
 
     async def _stream(self, group: int, batch: Batch) -> None:
         """Hand a group's tokens to whoever waits for them."""
-        started_s = time.monotonic()
         passes = aiter(self._groups.run(group, batch))
         is_first = True
         while True:
@@ -244,36 +226,32 @@ class PrefillService:
                 return
             except TimeoutError:
                 raise PeerTimeout(f"group {group} produced nothing within {self._deadline_s:g} s") from None
+            for waiter in self._waiters(batch) if is_first else ():
+                waiter.add(stamps)
             for token in tokens:
-                if waiter := self._waiting.get(token.request_id):
-                    ttft = _ttft(waiter.request, started_s, stamps) if is_first else None
-                    waiter.events.put_nowait(TokenEvent(token, ttft))
+                if client := self._waiting.get(token.request_id):
+                    client.events.put_nowait(TokenEvent(token, client.ttft() if is_first else None))
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False
 
-    def _lose(self, group: int, batch: Batch, error: Exception) -> None:
-        """A group that failed once is not trusted again; nobody waits for it."""
+    def _lose(self, group: int, error: Exception) -> None:
+        """A group that failed a batch is not trusted again; nobody waits for it, nor for what else it runs."""
         _log.error("group %d failed", group, exc_info=error)
         reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
         self._lost[group] = reason
         self._scheduler.mark_down(group)
         lost = Unavailable(f"group {group} failed: {reason}")
-        self._fail(batch.requests, lost)
+        for running in self._scheduler.in_flight(group):
+            self._fail(running.requests, lost)
         if len(self._lost) == self._groups.num_groups:
             self._fail([waiter.request for waiter in self._waiting.values()], lost)
+
+    def _waiters(self, batch: Batch) -> list[Waiter]:
+        """Those of a batch whose clients are still here."""
+        return [waiter for each in batch.requests if (waiter := self._waiting.get(each.request_id))]
 
     def _fail(self, requests: Iterable[Request], error: AsapError) -> None:
         for request in list(requests):
             if waiter := self._waiting.pop(request.request_id, None):
                 waiter.events.put_nowait(error)
-
-
-def _ttft(request: Request, started_s: float, stamps: Stamps) -> Ttft:
-    return Ttft(
-        queue_s=started_s - request.arrival_s,
-        attention_s=stamps.attention_s,
-        dispatch_s=stamps.dispatch_s,
-        combine_s=stamps.combine_s,
-        total_s=time.monotonic() - request.arrival_s,
-    )

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from asap_ray.actors.service import PrefillService, ServedModel, TokenEvent
-from asap_ray.batch import Request, Sampling
+from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.waiter import TokenEvent
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost, Overloaded, RequestError, Unavailable
+from tests.http.asking import queue, request, tokens_of
 from tests.http.echo_groups import EchoGroups
-
-
-def request(name: str, num_tokens: int = 20, max_tokens: int = 1) -> Request:
-    """A prompt that makes a batch of its own: 16 tokens close one."""
-    return Request(
-        request_id=name,
-        num_tokens=num_tokens,
-        arrival_s=0.0,
-        token_ids=np.full(num_tokens, 7, dtype="<i4").tobytes(),
-        sampling=Sampling(max_tokens=max_tokens),
-    )
-
-
-async def tokens_of(service: PrefillService, requests: Sequence[Request]) -> list[TokenEvent]:
-    """All tokens of one client."""
-    return [event async for event in service.generate(requests)]
 
 
 @pytest.fixture
@@ -45,13 +28,6 @@ async def fill(service: PrefillService, groups: EchoGroups) -> list[asyncio.Task
     for _ in tasks:
         await groups.started.get()
     return tasks
-
-
-async def queue(service: PrefillService, name: str, num_tokens: int = 20) -> asyncio.Task[list[TokenEvent]]:
-    """One more client; it has queued its prompt when this returns."""
-    task = asyncio.create_task(tokens_of(service, [request(name, num_tokens)]))
-    await asyncio.sleep(0)  # a task runs up to its first wait
-    return task
 
 
 def open_gate(groups: EchoGroups) -> None:

@@ -1,0 +1,65 @@
+"""A prompt whose client waits, from its first piece's way to a group to its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from asap_ray.batch import Request, Stamps, Token
+from asap_ray.errors import AsapError
+
+
+@dataclass(frozen=True, slots=True)
+class Ttft:
+    """The parts of one time to first token, in seconds (5.3); of a prompt in pieces the sums over its pieces.
+
+    The rest of the total is the way to the group and back, the wait at its door, the other slot's turns, and what
+    passed between two pieces.
+    """
+
+    queue_s: float  # from arrival until the batch, or that of a long prompt's first piece, is handed to a DP group
+    attention_s: float
+    dispatch_s: float
+    combine_s: float
+    total_s: float  # from arrival to the token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token of one request; `ttft` comes with its first."""
+
+    token: Token
+    ttft: Ttft | None = None
+
+
+@dataclass(slots=True)
+class Waiter:
+    """A client's prompt, and where its tokens go."""
+
+    request: Request
+    events: asyncio.Queue[TokenEvent | AsapError]
+    handed_s: float | None = None  # when a group was given its first piece
+    stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
+
+    def hand_over(self) -> None:
+        """A group is given a piece, or all of it."""
+        if self.handed_s is None:
+            self.handed_s = time.monotonic()
+
+    def add(self, stamps: Stamps) -> None:
+        """The first pass of a piece, or of all of it, is done."""
+        self.stamps.attention_s += stamps.attention_s
+        self.stamps.dispatch_s += stamps.dispatch_s
+        self.stamps.combine_s += stamps.combine_s
+
+    def ttft(self) -> Ttft:
+        """Its parts, now that the first token is here."""
+        assert self.handed_s is not None, "a token of a prompt that no group has"
+        return Ttft(
+            queue_s=self.handed_s - self.request.arrival_s,
+            attention_s=self.stamps.attention_s,
+            dispatch_s=self.stamps.dispatch_s,
+            combine_s=self.stamps.combine_s,
+            total_s=time.monotonic() - self.request.arrival_s,
+        )
