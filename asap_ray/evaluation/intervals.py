@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+Side = Literal["", "at least", "at most"]
 
 T_975: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -21,11 +23,24 @@ class Interval:
 
     mean: float
     half_width: float | None
+    side: Side = ""  # the number itself is only known to be so much at least, or at most
 
     def text(self, digits: int = 2) -> str:
         """For a table."""
-        mean = f"{self.mean:.{digits}f}"
-        return mean if self.half_width is None else f"{mean}±{self.half_width:.{digits}f}"
+        mean = f"{self.mean:.{digits}f}" if self.half_width is None else self._both(digits)
+        return f"{self.side} {mean}" if self.side else mean
+
+    def _both(self, digits: int) -> str:
+        return f"{self.mean:.{digits}f}±{self.half_width:.{digits}f}"
+
+    def times(self, factor: float) -> Interval:
+        """In another unit."""
+        half_width = None if self.half_width is None else factor * self.half_width
+        return replace(self, mean=factor * self.mean, half_width=half_width)
+
+    def excludes(self, value: float) -> bool:
+        """Whether `value` lies outside; never of a single value."""
+        return self.half_width is not None and abs(self.mean - value) > self.half_width
 
 
 def interval_of(values: Sequence[float]) -> Interval:

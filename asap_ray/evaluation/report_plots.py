@@ -8,10 +8,13 @@ from typing import Final
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from asap_ray.evaluation.intervals import Interval, Side
 from asap_ray.evaluation.svg import ALARM, INK, figure_of, legend_above, svg_of
 
 COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7f8fa9", "#1d2b45")
 """Apart for the colour-blind."""
+
+SIGNS: Final[dict[Side, str]] = {"": "", "at least": "≥", "at most": "≤"}
 
 Series = Mapping[str, Sequence[tuple[float, float]]]
 """Name -> (x, y) points."""
@@ -50,19 +53,24 @@ def stacked(labels: Sequence[str], parts: Mapping[str, Sequence[float]], y_label
     return svg_of(figure)
 
 
-def beside(labels: Sequence[str], groups: Mapping[str, Sequence[float | None]], y_label: str) -> str:
-    """Bars of each group side by side; None leaves a gap."""
+def beside(labels: Sequence[str], groups: Mapping[str, Sequence[Interval | float | None]], y_label: str) -> str:
+    """Bars of each group side by side; None leaves a gap, ≥ stands for "at least"."""
     figure, axes = figure_of(3.2)
     width = 0.8 / len(groups)
     for place, (colour, (name, heights)) in enumerate(zip(COLOURS, groups.items(), strict=False)):
-        xs = [x + (place - (len(groups) - 1) / 2) * width for x, height in enumerate(heights) if height is not None]
-        shown = [height for height in heights if height is not None]
-        axes.bar(xs, shown, width, color=colour, label=name)
-        for x, height in zip(xs, shown, strict=True):
-            axes.annotate(f"{height:.3g}", (x, height), (0, 2), textcoords="offset points", ha="center", color=INK)
+        shift = (place - (len(groups) - 1) / 2) * width
+        shown = {x + shift: _interval(height) for x, height in enumerate(heights) if height is not None}
+        axes.bar(list(shown), [each.mean for each in shown.values()], width, color=colour, label=name)
+        for x, each in shown.items():
+            text = f"{SIGNS[each.side]}{each.mean:.3g}"
+            axes.annotate(text, (x, each.mean), (0, 2), textcoords="offset points", ha="center", color=INK)
     axes.set_xticks(range(len(labels)), labels, fontsize=9)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel(y_label)
     axes.margins(y=0.12)
     legend_above(axes)
     return svg_of(figure)
+
+
+def _interval(height: Interval | float) -> Interval:
+    return height if isinstance(height, Interval) else Interval(height, None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from asap_ray.errors import ConfigError
+from asap_ray.evaluation.intervals import Interval, interval_of
 from asap_ray.evaluation.points import Case, Outcome, Point
 from asap_ray.evaluation.searches import Search
 
@@ -78,6 +79,12 @@ class SloSearch:
                 near_rps = yield from self._highest(seed, criterion, start_rps, stride)
                 before.append(near_rps)
         return found
+
+    def over(self, rates: Sequence[float]) -> Interval:
+        """The mean of some answers: at least so much, if one of them is the highest rate that is looked at."""
+        found = interval_of(rates)
+        is_limited = self.limit_rps is not None and max(rates) > self.limit_rps - self.resolution_rps
+        return Interval(found.mean, None, "at least") if is_limited else found
 
     def _highest(self, seed: int, criterion: Criterion, start_rps: float, stride_rps: float) -> Search[float]:
         lowest = max(1, round(MIN_REQUESTS / self.duration_s / self.resolution_rps))

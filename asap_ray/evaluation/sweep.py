@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from asap_ray import __version__
 from asap_ray.evaluation.bound import Bound, bound_of
+from asap_ray.evaluation.intervals import Interval
 from asap_ray.evaluation.journal import code_version
 from asap_ray.evaluation.points import Case, Outcome, Point
 from asap_ray.evaluation.searches import Search, single
@@ -62,6 +63,7 @@ class Sweep:
             check_positive("rate", rps)
         check_positive("duration_s", self.duration_s)
         check_positive("slo_s", self.slo_s)
+        check_positive("resolution_rps", self.resolution_rps)
 
     def bound(self) -> Bound:
         """The resource bound of the asynchronous instance for this case's prompts."""
@@ -71,7 +73,7 @@ class Sweep:
         """First the rates of all systems within the objective, then TTFT at each rate."""
         return [
             *(
-                self._slo(system).over_seeds(self.seeds, self.criteria, first_guess(system, self.bound()))
+                self.search(system).over_seeds(self.seeds, self.criteria, first_guess(system, self.bound()))
                 for system in self.systems
             ),
             *(single(point) for point in self.points()),
@@ -95,7 +97,8 @@ class Sweep:
             outcomes=dict(zip(self.points(), answers[num_systems:], strict=True)),
         )
 
-    def _slo(self, system: str) -> SloSearch:
+    def search(self, system: str) -> SloSearch:
+        """For a system's rate within the objective."""
         return SloSearch(
             system=system,
             case=self.case,
@@ -153,6 +156,10 @@ class SweepResult:
         """The outcomes of one system at one rate."""
         return [outcome for point, outcome in self.outcomes.items() if (point.system, point.rps) == (system, rps)]
 
+    def slo(self, system: str, criterion: str) -> Interval:
+        """The rate within the objective."""
+        return self.sweep.search(system).over(self.slo_rps[system][criterion])
+
     def to_json(self) -> dict[str, Any]:
         """For other programs: `rows`, `slo_rps` (mean over seeds), and how they were got."""
         settings = asdict(self.sweep)
@@ -169,6 +176,10 @@ class SweepResult:
                 for system, found in self.slo_rps.items()
             },
             "slo_rps_by_seed": self.slo_rps,
+            "slo_rps_is_at_least": {
+                system: {name: bool(self.slo(system, name).side) for name in found}
+                for system, found in self.slo_rps.items()
+            },
         }
 
 

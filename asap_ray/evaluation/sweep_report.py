@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -34,8 +35,9 @@ def tables(result: SweepResult) -> RenderableType:
     for system in sweep.systems:
         at_rates = [[each.ttft_mean_s for each in result.over_seeds(system, rps)] for rps in sweep.rates]
         ttft.add_row(system, *(interval_of(means_s).text() for means_s in at_rates))
-        found = [interval_of(result.slo_rps[system][criterion.name]) for criterion in sweep.criteria]
-        slo.add_row(system, *(each.text() for each in found), f"{100 * found[0].mean / bound_rps:.0f} %")
+        found = [result.slo(system, criterion.name) for criterion in sweep.criteria]
+        share = replace(found[0].times(100 / bound_rps), half_width=None)
+        slo.add_row(system, *(each.text() for each in found), f"{share.text(0)} %")
     return Group(ttft, slo)
 
 

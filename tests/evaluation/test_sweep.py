@@ -19,9 +19,9 @@ from asap_ray.evaluation.journal import Journal
 from asap_ray.evaluation.points import paper_case
 from asap_ray.evaluation.searches import explore
 from asap_ray.evaluation.slo import criterion_of
-from asap_ray.evaluation.sweep import Sweep, SweepResult
+from asap_ray.evaluation.sweep import Sweep, SweepResult, quickened
 from asap_ray.evaluation.sweep_report import tables, write_json
-from tests.evaluation.fakes import queueing
+from tests.evaluation.fakes import FakeWorkers, queueing
 
 SWEEP = Sweep(
     systems=("asap", "no_overlap"),
@@ -80,6 +80,18 @@ def test_table_shows_mean_and_confidence(result: SweepResult) -> None:
     assert "20.00±0.00" in terminal.getvalue()
 
 
+def test_a_rate_at_the_limit_is_at_least_so_much(tmp_path: Path) -> None:
+    """On the terminal and in the file: a quick sweep does not look above 1.25 times the bound."""
+    quick = quickened(SWEEP)
+    found = quick.result(explore(quick.searches(), Journal(tmp_path / "j"), FakeWorkers(lambda _: 1.0).crew))
+    terminal = io.StringIO()
+    Console(width=100, file=terminal).print(tables(found))
+
+    assert "at least 30.00" in terminal.getvalue()
+    assert "at least 125 %" in terminal.getvalue()
+    assert found.to_json()["slo_rps_is_at_least"]["asap"] == {"mean": True, "p99": True}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -87,6 +99,7 @@ def test_table_shows_mean_and_confidence(result: SweepResult) -> None:
         ({"rates": (0.0,)}, r"rate=0\.0 must be positive"),
         ({"duration_s": -1.0}, r"duration_s=-1\.0 must be positive"),
         ({"slo_s": 0.0}, r"slo_s=0\.0 must be positive"),
+        ({"resolution_rps": -0.1}, r"resolution_rps=-0\.1 must be positive"),
     ],
 )
 def test_wrong_sweep_is_refused(wrong: dict[str, object], message: str) -> None:
@@ -100,9 +113,25 @@ def test_wrong_sweep_is_refused(wrong: dict[str, object], message: str) -> None:
     [
         (["simulate", "--system", "magic"], "unknown system 'magic'; known: asap"),
         (["simulate", "--rps", "-1"], "rate=-1.0 must be positive"),
+        (["simulate", "--rps", "nan"], "rate=nan must be positive"),
+        (["simulate", "--duration", "0"], "duration_s=0.0 must be positive"),
+        (["simulate", "--slo", "-1"], "slo=-1.0 must be positive"),
+        (["simulate", "--slo", "nan"], "slo=nan must be positive"),
+        (["simulate", "--dp", "0"], "every degree must be at least 1"),
+        (["simulate", "--tp", "-4"], "every degree must be at least 1"),
+        (["simulate", "--ep", "0"], "every degree must be at least 1"),
+        (["simulate", "--model", "gpt"], "unknown model 'gpt'"),
+        (["simulate", "--hardware", "abacus"], "unknown hardware 'abacus'"),
+        (["simulate", "--dequantise", "inf", "--trace", "bundled"], "bucket_s=inf must be positive"),
+        (["simulate", "--skew", "zipf:-1"], "zipf exponent -1.0 must lie in 0..4"),
         (["simulate", "--trace", "/nowhere"], "trace '/nowhere' is neither a preset"),
         (["simulate", "--criterion", "best"], "criterion 'best' must be mean"),
         (["simulate", "--json", "/proc/x/y"], "cannot write /proc/x/y"),
+        (["sweep", "--slo", "0"], "slo_s=0.0 must be positive"),
+        (["sweep", "--duration", "-3"], "duration_s=-3.0 must be positive"),
+        (["sweep", "--rates", "4,-8"], "rate=-8.0 must be positive"),
+        (["sweep", "--ep", "-16"], "every degree must be at least 1"),
+        (["sweep", "--trace", "Z"], "trace 'Z' is neither a preset"),
         (["sweep", "--rates", "a,b"], "--rates 'a,b' must be one or more values"),
         (["sweep", "--criteria", "p0"], "criterion 'p0' must be mean"),
         (["sweep", "--out", "/proc/x"], "cannot use journal /proc/x/journal.jsonl"),
