@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import tempfile
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +16,13 @@ from rich.console import Console
 from asap_ray import __version__
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation import sections_model, sections_paper, sections_sensitivity
+from asap_ray.evaluation.comparison import compare
 from asap_ray.evaluation.intervals import Interval
 from asap_ray.evaluation.journal import code_version
 from asap_ray.evaluation.page import STYLE
 from asap_ray.evaluation.searches import run_all
 from asap_ray.evaluation.section import Cell, Effort, Section, Write, cell_text
+from asap_ray.evaluation.section_csv import csv_text
 from asap_ray.evaluation.sensitivity_cases import all_cases
 
 SECTIONS: Final[tuple[Write, ...]] = (
@@ -107,9 +109,9 @@ def make_report(effort: Effort, command: str, out: Path, num_workers: int | None
     Raises:
         ConfigError: the directory cannot be written.
     """
-    write_report(Report(command=command, date="", version="", code="", sections=[]), effort, out)
+    check_directory(out)
     # The large searches stand beside the sections that ask for their points, so that all cores have work.
-    ahead = [*effort.sweep.searches(), *(sections_sensitivity.compare(c, effort) for c in all_cases(effort))]
+    ahead = [*effort.sweep.searches(), *(compare(case, effort) for case in all_cases(effort))]
     answers = run_all([*ahead, *(write(effort) for write in SECTIONS)], out, num_workers, console)
     report = Report(
         command=command,
@@ -122,19 +124,37 @@ def make_report(effort: Effort, command: str, out: Path, num_workers: int | None
     return report
 
 
+def check_directory(out: Path) -> None:
+    """Refuse a directory that could not be written, before the runs and not after them; leaves what is in it.
+
+    Raises:
+        ConfigError: names the directory and the reason.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot write the report to {out}: {error.strerror}") from None
+
+
 def write_report(report: Report, effort: Effort, out: Path) -> None:
-    """One page, one JSON file, and a CSV file a section.
+    """One page, one JSON file, and a CSV file a section; each takes the place of an earlier one when it is whole.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
+    texts = {
+        "report.html": html(report, effort),
+        "report.json": json.dumps(to_json(report, effort), indent=1, allow_nan=False) + "\n",
+        **{f"{section.name}.csv": csv_text(section) for section in report.sections},
+    }
+    check_directory(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "report.html").write_text(html(report, effort), encoding="utf-8")
-        (out / "report.json").write_text(json.dumps(to_json(report, effort), indent=1, allow_nan=False) + "\n")
-        for section in report.sections:
-            with (out / f"{section.name}.csv").open("w", newline="") as file:
-                csv.writer(file).writerows([section.columns, *([_plain(cell) for cell in row] for row in section.rows)])
+        for name, text in texts.items():
+            new = out / f"{name}.new"
+            new.write_text(text, encoding="utf-8")
+            new.replace(out / name)
     except OSError as error:
         raise ConfigError(f"cannot write the report to {out}: {error.strerror}") from None
 
@@ -176,8 +196,3 @@ def _json(cell: Cell) -> Any:
     if isinstance(cell, Interval):
         return asdict(cell)
     return None if cell == float("inf") else cell
-
-
-def _plain(cell: Cell) -> str | int | float:
-    """A CSV cell: a mean without its interval is of no use to a spreadsheet, so both stand in it."""
-    return cell.text(4) if isinstance(cell, Interval) else "" if cell is None else cell
