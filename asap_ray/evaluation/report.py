@@ -111,7 +111,8 @@ def make_report(effort: Effort, command: str, out: Path, num_workers: int | None
     """
     check_directory(out)
     # The large searches stand beside the sections that ask for their points, so that all cores have work.
-    ahead = [*effort.sweep.searches(), *(compare(case, effort) for case in all_cases(effort))]
+    sweeps = [*effort.sweep.searches(), *effort.ablations.searches()]
+    ahead = [*sweeps, *(compare(case, effort) for case in all_cases(effort))]
     answers = run_all([*ahead, *(write(effort) for write in SECTIONS)], out, num_workers, console)
     report = Report(
         command=command,

@@ -11,9 +11,13 @@ from asap_ray.evaluation.intervals import Interval
 from asap_ray.evaluation.points import Case, paper_case
 from asap_ray.evaluation.searches import Search
 from asap_ray.evaluation.slo import criterion_of
-from asap_ray.evaluation.sweep import PAPER_SYSTEMS, QUICK_LIMIT, Sweep, SweepResult
+from asap_ray.evaluation.sweep import QUICK_LIMIT, Sweep, SweepResult
 
 Cell = str | int | float | Interval | None
+
+MAIN: Final = ("asap", "paper", "strong", "chunked", "default")
+ABLATED: Final = ("no_dual", "no_overlap", "no_super_kernel")
+"""Systems: compared at every rate, and without one part of `paper`."""
 
 SIMULATED: Final = "simulated"
 PAPER: Final = "paper"
@@ -36,12 +40,17 @@ class Section:
 class Effort:
     """How much is simulated."""
 
-    sweep: Sweep  # of the paper's evaluation
+    sweep: Sweep  # of the systems that the paper and we compare
     sensitivity_s: float  # duration of each run of the other cases
     sensitivity_seeds: tuple[int, ...]
     resolution: float  # of their rates, as a share of each case's bound
     is_quick: bool  # fewer of those cases
     traces: Path  # where recorded traces may lie
+
+    @property
+    def ablations(self) -> Sweep:
+        """Of the paper's system without one part: what 5.5 states, the rate by mean and TTFT at low load."""
+        return replace(self.sweep, systems=ABLATED, rates=(1.0,), criteria=(criterion_of("mean"),))
 
 
 Write = Callable[[Effort], Search[Section]]
@@ -49,10 +58,10 @@ Write = Callable[[Effort], Search[Section]]
 
 
 def full_effort(traces: Path) -> Effort:
-    """Everything, as the paper did it: five minutes a run; five seeds. The other cases get three seeds of 90 s."""
+    """Everything, as the paper did it: five minutes a run; five seeds. The other cases get three seeds of 60 s."""
     return Effort(
         sweep=Sweep(
-            systems=PAPER_SYSTEMS,
+            systems=MAIN,
             case=paper_case(),
             rates=(1.0, 4.0, 8.0, 12.0, 16.0, 20.0),
             seeds=(0, 1, 2, 3, 4),
@@ -61,7 +70,7 @@ def full_effort(traces: Path) -> Effort:
             resolution_rps=0.1,
             criteria=(criterion_of("mean"), criterion_of("p99")),
         ),
-        sensitivity_s=90.0,
+        sensitivity_s=60.0,
         sensitivity_seeds=(0, 1, 2),
         resolution=0.02,
         is_quick=False,

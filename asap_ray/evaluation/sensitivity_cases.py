@@ -35,7 +35,7 @@ def trace_cases(effort: Effort) -> list[Case]:
 
 def device_cases(effort: Effort) -> list[Case]:
     """Other splits of 32 devices."""
-    splits = [(4, 4, 16), (5, 4, 12), (6, 4, 8), (3, 4, 20), (2, 8, 16), (8, 2, 16)]
+    splits = [(4, 4, 16), (5, 4, 12), (3, 4, 20), (2, 8, 16)]
     return [replace(paper_case(), dp=dp, tp=tp, ep=ep) for dp, tp, ep in splits[: 2 if effort.is_quick else None]]
 
 
@@ -55,7 +55,7 @@ def model_cases(effort: Effort) -> list[Case]:
 
 def skew_cases(effort: Effort) -> list[Case]:
     """Experts that are not chosen evenly."""
-    skews = ("uniform", "zipf:0.5", "zipf:0.25", "zipf:0.75")
+    skews = ("uniform", "zipf:0.5", "zipf:0.75")
     return [replace(paper_case(), skew=skew) for skew in skews[: 2 if effort.is_quick else None]]
 
 
