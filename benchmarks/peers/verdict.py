@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
@@ -10,6 +11,7 @@ from peers.load import Measured
 from peers.systems import DP_EP, OURS, SINGLE, SINGLE_32K
 
 BURST: Final = "burst, tokens/s"
+FAILED: Final = "requests that failed"
 BESIDE_RATIO: Final = "short beside long / short alone"
 PROBES: Final = {
     "short_alone": "short alone, ms",
@@ -21,7 +23,7 @@ DP_EP_AIM: Final = 1.6  # times its capacity
 BESIDE_AIM: Final = 2.5  # times the short prompt alone
 
 Figures = dict[str, float]
-"""One repetition of one system: a figure under each label, NaN where no request was answered."""
+"""One repetition of one system: a figure under each label, NaN where a request was not answered."""
 
 NAN: Final = float("nan")
 
@@ -29,17 +31,18 @@ Best = Callable[[Sequence[float]], float]
 
 
 def figures(phases: Sequence[Measured]) -> Figures:
-    """The figures of one repetition, in the order of the table."""
-    found: Figures = {}
+    """The figures of one repetition, in the order of the table. Who drops requests is not fast: no figure, no aim."""
+    found: Figures = {FAILED: float(sum(each.num_failed for each in phases))}
     for each in phases:
+        whole = not each.num_failed
         if each.phase == "burst":
-            found[BURST] = each.tokens_per_s or NAN
+            found[BURST] = each.tokens_per_s if whole and each.tokens_per_s else NAN
         elif each.phase == "open":
-            found[f"{each.load:g} requests/s, TTFT mean, ms"] = _ms(each.ttft_mean_s)
-            found[f"{each.load:g} requests/s, TTFT p50, ms"] = _ms(each.ttft_p50_s)
-            found[f"{each.load:g} requests/s, TTFT p99, ms"] = _ms(each.ttft_p99_s)
+            found[f"{each.load:g} requests/s, TTFT mean, ms"] = _ms(each.ttft_mean_s if whole else None)
+            found[f"{each.load:g} requests/s, TTFT p50, ms"] = _ms(each.ttft_p50_s if whole else None)
+            found[f"{each.load:g} requests/s, TTFT p99, ms"] = _ms(each.ttft_p99_s if whole else None)
         else:
-            found[PROBES[each.phase]] = _ms(each.ttft_p50_s)
+            found[PROBES[each.phase]] = _ms(each.ttft_p50_s if whole else None)
     found[BESIDE_RATIO] = found[PROBES["short_beside_long"]] / found[PROBES["short_alone"]]
     return found
 
@@ -56,6 +59,7 @@ def table(results: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
 def aims(results: Mapping[str, Sequence[Figures]]) -> Iterator[str]:
     """One line an aim: ours over theirs of the same round, and whether the median holds."""
     single = (SINGLE, SINGLE_32K)
+    yield _aim("our requests that failed", [each[FAILED] for each in results[OURS]], at_most=0.0)
     yield _aim("capacity over the better single process", _over(results, BURST, single, max), at_least=1.0)
     yield _aim("capacity over DP2+EP", _over(results, BURST, (DP_EP,), max), at_least=DP_EP_AIM)
     for label in results[OURS][0]:
@@ -79,7 +83,7 @@ def _over(results: Mapping[str, Sequence[Figures]], label: str, peers: Sequence[
 
 
 def _aim(name: str, ratios: Sequence[float], at_least: float = 0.0, at_most: float = float("inf")) -> str:
-    holds = at_least <= statistics.median(ratios) <= at_most
+    holds = not any(map(math.isnan, ratios)) and at_least <= statistics.median(ratios) <= at_most
     bound = f"at least {at_least:g}" if at_least else f"at most {at_most:g}"
     return f"{'holds ' if holds else 'missed'}  {name}: {spread(ratios)}, aim {bound}"
 
