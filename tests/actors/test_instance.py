@@ -192,6 +192,7 @@ def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config:
         before = await pids(config)
         await second.start()
         after = await pids(config)
+        await first.stop()
         await second.stop()
         return before, after
 
