@@ -25,8 +25,12 @@ def sweep(
     resolution: Annotated[float, typer.Option(help="Of the rate within the objective, RPS.", min=0.01)] = 0.1,
     criteria: Annotated[str, typer.Option(help="Of the objective: mean, p90, p99, attainment:0.95 ...")] = "mean,p99",
     slo: Slo = 5.0,
-    paper: Annotated[bool, typer.Option("--paper", help="All systems of the paper's section 5.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed of 30 s, three rates, 0.5 RPS.")] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="All systems of the paper's section 5, instead of --systems.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed of 30 s, three rates, 0.5 RPS, whatever is asked for.")
+    ] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write rows and rates here.")] = None,
     out: Out = Path("out/sweep"),
     num_workers: NumWorkers = None,

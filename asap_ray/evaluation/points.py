@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -110,26 +111,34 @@ def _recording(trace: str, dequantise_s: float) -> tuple[TraceRequest, ...]:
     if not path.exists():
         raise ConfigError(f"trace {trace!r} is neither a preset ({', '.join(PRESETS)}, {BUNDLED}) nor a file")
     requests = drop_longer(read_trace(path), MAX_TOKENS)
-    if len(requests) < 2:
-        raise ConfigError(f"trace {trace!r} has {len(requests)} prompts of at most {MAX_TOKENS} tokens")
+    if len(requests) < 2 or requests[0].timestamp_s == requests[-1].timestamp_s:
+        raise ConfigError(
+            f"trace {trace!r} has {len(requests)} prompts of at most {MAX_TOKENS} tokens; "
+            "a rate takes two, at two times"
+        )
     return tuple(dequantise(requests, dequantise_s, seed=0) if dequantise_s else requests)
 
 
 def _recorded(requests: Sequence[TraceRequest], rps: float, duration_s: float, seed: int) -> list[TraceRequest]:
-    """A stretch of a recording, round and round, its times scaled to a mean rate of `rps`."""
+    """As many requests in a row as come at `rps`, round and round, the stretch they take scaled to `duration_s`.
+
+    So a busy stretch of a recording is no busier than a quiet one; how requests clump inside it stays.
+    """
     start_s, end_s = requests[0].timestamp_s, requests[-1].timestamp_s
     length_s = (end_s - start_s) * len(requests) / (len(requests) - 1)  # one mean gap after the last
-    factor = len(requests) / length_s / rps
-    offset_s = (seed * GOLDEN) % 1.0 * length_s
-    first = next(i for i, request in enumerate(requests) if request.timestamp_s - start_s >= offset_s)
-    run = []
-    for index in range(first, first + int(duration_s * rps * 100) + len(requests)):
+    first = math.ceil((seed * GOLDEN) % 1.0 * len(requests))
+
+    def time_s(index: int) -> float:
         rounds, place = divmod(index, len(requests))
-        time_s = (requests[place].timestamp_s - start_s + rounds * length_s - offset_s) * factor
-        if time_s >= duration_s:
-            break
-        run.append(replace(requests[place], timestamp_s=time_s))
-    return run
+        return requests[place].timestamp_s - start_s + rounds * length_s
+
+    stop = first + max(1, round(duration_s * rps))
+    begin_s = time_s(first)
+    factor = duration_s / max(time_s(stop) - begin_s, 1e-9)
+    return [
+        replace(requests[index % len(requests)], timestamp_s=(time_s(index) - begin_s) * factor)
+        for index in range(first, stop)
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

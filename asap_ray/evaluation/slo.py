@@ -37,18 +37,21 @@ def criterion_of(text: str) -> Criterion:
     """`mean`, `p90`, or `attainment:0.9`: a share x within the objective means that percentile 100 x is.
 
     Raises:
-        ConfigError: none of these.
+        ConfigError: none of these; shares are whole per cents.
     """
     if text == "mean":
         return Criterion(text, None)
     kind, _, share = text.partition(":")
     try:
-        percentile = round(100 * float(share)) if kind == "attainment" else int(text.removeprefix("p"))
+        percentile = 100 * float(share) if kind == "attainment" else float(int(text.removeprefix("p")))
     except ValueError:
-        percentile = 0
-    if not 1 <= percentile <= 100:
-        raise ConfigError(f"criterion {text!r} must be mean, p1 to p100, or attainment:SHARE with a share of 0.01 to 1")
-    return Criterion(text, percentile)
+        percentile = 0.0
+    if not 1 <= percentile <= 100 or abs(percentile - round(percentile)) > 1e-9:
+        raise ConfigError(
+            f"criterion {text!r} must be mean, p1 to p100, or attainment:SHARE with a share of 0.01 to 1, "
+            "in whole per cents"
+        )
+    return Criterion(text, round(percentile))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

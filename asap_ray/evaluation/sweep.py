@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from asap_ray import __version__
+from asap_ray.errors import ConfigError
 from asap_ray.evaluation.bound import Bound, bound_of
 from asap_ray.evaluation.intervals import Interval
 from asap_ray.evaluation.journal import code_version
@@ -61,6 +62,10 @@ class Sweep:
             system_of(system)
         for rps in self.rates:
             check_positive("rate", rps)
+        names = [criterion.name for criterion in self.criteria]
+        for what, values in (("system", self.systems), ("rate", self.rates), ("criterion", names)):
+            if twice := {each for each in values if list(values).count(each) > 1}:
+                raise ConfigError(f"{what} {twice.pop()!r} is given twice")
         check_positive("duration_s", self.duration_s)
         check_positive("slo_s", self.slo_s)
         check_positive("resolution_rps", self.resolution_rps)

@@ -115,6 +115,36 @@ def test_recorded_trace_is_scaled_to_the_rate(tmp_path: Path) -> None:
     assert requests[-1].timestamp_s == pytest.approx(29.9)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_busy_stretch_has_the_rate_it_is_asked_for(seed: int, tmp_path: Path) -> None:
+    """Nine of ten requests in a recording's first second: every seed gets 40 requests within 20 s."""
+    path = tmp_path / "t.jsonl"
+    times_ms = [100 * n for n in range(9)] + [60_000]
+    path.write_text("".join(f'{{"timestamp": {t}, "input_length": 9, "output_length": 1}}\n' for t in times_ms))
+
+    requests = replace(paper_case(), trace=str(path)).requests(2.0, 20.0, seed)
+
+    assert len(requests) == 40
+    assert requests[-1].timestamp_s < 20.0
+
+
+@pytest.mark.parametrize(("num_requests", "seed"), [(2, 1), (10, 8)])
+def test_any_seed_finds_a_place_in_a_short_recording(num_requests: int, seed: int, tmp_path: Path) -> None:
+    """Also in the gap behind its last request."""
+    case = replace(paper_case(), trace=str(recording(tmp_path / "t.jsonl", num_requests)))
+
+    assert len(case.requests(2.0, 10.0, seed)) == 20
+
+
+def test_a_recording_of_one_moment_has_no_rate(tmp_path: Path) -> None:
+    """All at once cannot be scaled."""
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"timestamp": 5, "input_length": 9, "output_length": 1}\n' * 3)
+
+    with pytest.raises(ConfigError, match="two, at two times"):
+        replace(paper_case(), trace=str(path)).requests(1.0, 5.0, 0)
+
+
 def test_seeds_start_a_recording_at_different_places(tmp_path: Path) -> None:
     """Seed 0 at its start."""
     case = replace(paper_case(), trace=str(recording(tmp_path / "t.jsonl", 10)))

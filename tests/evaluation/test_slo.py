@@ -96,7 +96,21 @@ def test_criterion_is_a_number_of_the_run(name: str, value_s: float) -> None:
     assert criterion_of(name).value_s(outcome(1.0)) == value_s
 
 
-@pytest.mark.parametrize("name", ["median", "p0", "p101", "p99.9", "attainment", "attainment:2", "attainment:x", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "median",
+        "p0",
+        "p101",
+        "p99.9",
+        "attainment",
+        "attainment:2",
+        "attainment:inf",
+        "attainment:0.985",
+        "attainment:x",
+        "",
+    ],
+)
 def test_unknown_criterion_is_refused(name: str) -> None:
     """With what it may be."""
     with pytest.raises(ConfigError, match="must be mean, p1 to p100, or attainment:SHARE"):

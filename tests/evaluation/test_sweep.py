@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -57,6 +58,15 @@ def test_json_has_a_row_of_every_run(result: SweepResult, tmp_path: Path) -> Non
         "ttft_p50_s": 1.0,
         "ttft_p99_s": 3.0,
     }
+
+
+@pytest.mark.parametrize(
+    "twice", [{"systems": ("asap", "asap")}, {"rates": (4.0, 4.0)}, {"criteria": (criterion_of("mean"),) * 2}]
+)
+def test_nothing_is_swept_twice(twice: dict[str, Any]) -> None:
+    """A criterion given twice would count each seed twice, and halve the interval."""
+    with pytest.raises(ConfigError, match="is given twice"):
+        replace(SWEEP, **twice)
 
 
 def test_json_has_the_rates_within_the_objective(result: SweepResult, tmp_path: Path) -> None:
