@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from asap_ray.backends.virtual.door import Deliver
@@ -30,6 +31,9 @@ class Scheduler(Protocol):
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended."""
 
+
+Alone = Callable[[int], float]
+"""Tokens of a prompt -> seconds of its kernels and transfers if nothing else runs."""
 
 Build = Callable[[VirtualRuntime, VirtualSpec, Deliver], VirtualInstance]
 """Makes the instance: the product's, or one with other primitives."""
@@ -58,29 +62,60 @@ class Run:
     moe_duty: float
 
 
+class OpenLoop:
+    """Sends every request of a trace when it is due, whatever was answered, and writes down what came of each."""
+
+    def __init__(self, runtime: VirtualRuntime, trace: Sequence[TraceRequest], overhead_s: float, alone: Alone) -> None:
+        """`overhead_s` is what a request takes outside the layers; `alone` is the kernel time of so many tokens."""
+        self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
+        self._runtime = runtime
+        self._overhead_s = overhead_s
+        self._alone = alone
+        self._num_left = len(trace)
+        self._answered = runtime.signal("answers")
+
+    async def run(self, submit: Callable[[Request], None]) -> None:
+        """Submit all, and wait for the last answer."""
+        for index, row in enumerate(self.rows):
+            await self._runtime.sleep(max(0.0, row.arrival_s - self._runtime.now()))
+            submit(Request(request_id=str(index), num_tokens=row.num_tokens, arrival_s=row.arrival_s))
+        while self._num_left:
+            await self._runtime.park(self._answered)
+
+    def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
+        """See `Deliver`."""
+        now = self._runtime.now()
+        for request in batch.requests:
+            if not request.past_tokens:
+                self.rows[int(request.request_id)].queue_s = now - stamps.total_s - request.arrival_s
+        for token in tokens:
+            row = self.rows[int(token.request_id)]
+            row.ttft_s = now - row.arrival_s + self._overhead_s
+            row.kernel_s = min(now - row.arrival_s - row.queue_s, self._alone(row.num_tokens))
+            row.stamps = stamps
+        self._num_left -= len(tokens)
+        self._runtime.wake(self._answered)
+
+
 class _Driver:
     """Feeds one instance from one scheduler, as the frontend does in a served one."""
 
     def __init__(self, spec: VirtualSpec, scheduler: Scheduler, trace: Sequence[TraceRequest], build: Build) -> None:
         self.runtime = VirtualRuntime()
         self.instance = build(self.runtime, spec, self._deliver)
-        self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
+        overhead_s = spec.cost.hardware.request_overhead_s
+        self.load = OpenLoop(self.runtime, trace, overhead_s, partial(alone_s, spec.cost))
         self._scheduler = scheduler
-        self._cost = spec.cost
         self._group_of: dict[int, int] = {}
-        self._num_left = len(trace)
-        self._answered = self.runtime.signal("answers")
 
     async def run(self) -> None:
-        """Submit every request when it arrives, and wait for the last answer."""
+        """Run the whole trace."""
         self.runtime.spawn(self.instance.serve())
-        for index, row in enumerate(self.rows):
-            await self.runtime.sleep(max(0.0, row.arrival_s - self.runtime.now()))
-            request = Request(request_id=str(index), num_tokens=row.num_tokens, arrival_s=row.arrival_s)
-            self._scheduler.submit(request, self.runtime.now())
-            self._assign()
-        while self._num_left:
-            await self.runtime.park(self._answered)
+        await self.load.run(self._submit)
+
+    def _submit(self, request: Request) -> None:
+        self._scheduler.submit(request, self.runtime.now())
+        self._assign()
 
     def _assign(self) -> None:
         now = self.runtime.now()
@@ -92,19 +127,9 @@ class _Driver:
             self.runtime.call_at(wake_at, self._assign)
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
-        now = self.runtime.now()
-        for request in batch.requests:
-            if not request.past_tokens:
-                self.rows[int(request.request_id)].queue_s = now - stamps.total_s - request.arrival_s
-        for token in tokens:
-            row = self.rows[int(token.request_id)]
-            row.ttft_s = now - row.arrival_s + self._cost.hardware.request_overhead_s
-            row.kernel_s = min(now - row.arrival_s - row.queue_s, alone_s(self._cost, row.num_tokens))
-            row.stamps = stamps
-        self._num_left -= len(tokens)
-        self._scheduler.done(self._group_of.pop(id(batch)), batch, now)
+        self.load.deliver(batch, tokens, stamps)
+        self._scheduler.done(self._group_of.pop(id(batch)), batch, self.runtime.now())
         self._assign()
-        self.runtime.wake(self._answered)
 
 
 def alone_s(cost: CostModel, num_tokens: int) -> float:
@@ -122,7 +147,7 @@ def simulate(
     end_s = max(driver.runtime.now(), 1e-9)
     ranks, devices = driver.instance.ranks, driver.instance.devices
     return Run(
-        rows=driver.rows,
+        rows=driver.load.rows,
         end_s=end_s,
         num_events=driver.runtime.num_events,
         attention_duty=sum(rank.duty.compute_s for rank in ranks) / len(ranks) / end_s,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from asap_ray.backends.virtual.lockstep import LockstepInstance, LockstepSpec, StepPolicy
 from asap_ray.backends.virtual.runtime import VirtualRuntime
-from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.cost.model import CostModel
-from asap_ray.evaluation.simulate import Row, Run
+from asap_ray.evaluation.simulate import OpenLoop, Run
 from asap_ray.scheduler import baselines
 from asap_ray.scheduler.shares import Cost
 from asap_ray.workload.trace import TraceRequest
@@ -26,42 +26,6 @@ class Baselines:
     strong: baselines.Strong = field(default_factory=baselines.Strong)
 
 
-class _Driver:
-    """Feeds one synchronous instance."""
-
-    def __init__(self, spec: LockstepSpec, policy: StepPolicy, trace: Sequence[TraceRequest]) -> None:
-        self.runtime = VirtualRuntime()
-        self.instance = LockstepInstance(self.runtime, spec, policy, self._deliver)
-        self.rows = [Row(request.input_length, request.timestamp_s) for request in trace]
-        self._cost = spec.cost
-        self._num_left = len(trace)
-        self._answered = self.runtime.signal("answers")
-
-    async def run(self) -> None:
-        """Submit every request when it arrives, and wait for the last answer."""
-        self.runtime.spawn(self.instance.serve())
-        for index, row in enumerate(self.rows):
-            await self.runtime.sleep(max(0.0, row.arrival_s - self.runtime.now()))
-            self.instance.steps.submit(
-                Request(request_id=str(index), num_tokens=row.num_tokens, arrival_s=row.arrival_s)
-            )
-        while self._num_left:
-            await self.runtime.park(self._answered)
-
-    def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
-        now = self.runtime.now()
-        for request in batch.requests:
-            if not request.past_tokens:
-                self.rows[int(request.request_id)].queue_s = now - stamps.total_s - request.arrival_s
-        for token in tokens:
-            row = self.rows[int(token.request_id)]
-            row.ttft_s = now - row.arrival_s + self._cost.hardware.step_request_overhead_s
-            row.kernel_s = min(now - row.arrival_s - row.queue_s, alone_s(self._cost, row.num_tokens))
-            row.stamps = stamps
-        self._num_left -= len(tokens)
-        self.runtime.wake(self._answered)
-
-
 def alone_s(cost: CostModel, num_tokens: int) -> float:
     """Kernels and transfers of a whole prompt that is alone in its step, over all layers."""
     return cost.prompt_s(num_tokens) + cost.shape.num_layers * (cost.moe_s(num_tokens) + cost.combine_s(num_tokens))
@@ -73,12 +37,18 @@ def simulate_lockstep(spec: LockstepSpec, policy: StepPolicy, trace: Sequence[Tr
     `queue_s` of a prompt in chunks ends with the step of its first one. Attention and experts share their devices, so
     both duties are the busy share of these.
     """
-    driver = _Driver(spec, policy, trace)
-    driver.runtime.run(driver.run())
-    end_s = max(driver.runtime.now(), 1e-9)
-    workers = driver.instance.workers
-    duty = sum(worker.duty.compute_s for worker in workers) / len(workers) / end_s
-    return Run(driver.rows, end_s, driver.runtime.num_events, attention_duty=duty, moe_duty=duty)
+    runtime = VirtualRuntime()
+    load = OpenLoop(runtime, trace, spec.cost.hardware.step_request_overhead_s, partial(alone_s, spec.cost))
+    instance = LockstepInstance(runtime, spec, policy, load.deliver)
+
+    async def run() -> None:
+        runtime.spawn(instance.serve())
+        await load.run(instance.steps.submit)
+
+    runtime.run(run())
+    end_s = max(runtime.now(), 1e-9)
+    duty = sum(worker.duty.compute_s for worker in instance.workers) / len(instance.workers) / end_s
+    return Run(load.rows, end_s, runtime.num_events, attention_duty=duty, moe_duty=duty)
 
 
 def attention_work(cost: CostModel) -> Cost:
