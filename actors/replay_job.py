@@ -151,9 +151,13 @@ class Job:
     ) -> None:
         """Append to `results` and `samples`, so that an interruption keeps them."""
 
+        num_errors = 0
+
         def ended(result: Result) -> None:
+            nonlocal num_errors
             results.append(result)
-            progress.advance(result)
+            num_errors += result.error is not None
+            progress.update(len(results), num_errors)
 
         async with connecting as endpoint, sampled(endpoint.duty, samples):
             plan = Plan(
@@ -163,7 +167,7 @@ class Job:
                 max_tokens=self.max_tokens,
                 timeout_s=self.timeout_s,
             )
-            with Progress(len(requests)) as progress:
+            with Progress(Console(highlight=False), len(requests), "requests", "errors") as progress:
                 await replay(plan, endpoint.target, ended)
 
     def _files(self) -> tuple[Path, Path]:

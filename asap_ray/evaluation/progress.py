@@ -1,4 +1,4 @@
-"""How far a replay is: a bar on a terminal, a line now and then in a log."""
+"""How far long work is: a bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -10,40 +10,37 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from asap_ray.workload.client import Result
-
 LOG_EVERY_S: Final = 5.0
 
 
 class Progress:
-    """Counts what has ended."""
+    """So many of a total have ended, and a count of something else beside them."""
 
-    def __init__(self, num_requests: int) -> None:
-        self._console = Console(highlight=False)
-        self._num_requests = num_requests
-        self._num_ended = 0
-        self._num_errors = 0
+    def __init__(self, console: Console, total: int, what: str, beside: str) -> None:
+        """`what` is counted to `total`; `beside` names the other count, as in "3 errors"."""
+        self._console = console
+        self._total = total
+        self._what = what
+        self._beside = beside
         self._logged_s = time.monotonic()
         self._bar = Bar(
-            TextColumn("replay"),
+            TextColumn(what),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[errors]} errors"),
+            TextColumn(f"{{task.fields[beside]}} {beside}"),
             TimeElapsedColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
+            console=console,
+            disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("replay", total=num_requests, errors=0)
+        self._task = self._bar.add_task(what, total=total, beside=0)
 
-    def advance(self, result: Result) -> None:
-        """One more request has ended."""
-        self._num_ended += 1
-        self._num_errors += result.error is not None
-        self._bar.update(self._task, advance=1, errors=self._num_errors)
+    def update(self, num_ended: int, num_beside: int) -> None:
+        """So many are there now."""
+        self._bar.update(self._task, completed=num_ended, beside=num_beside)
         now_s = time.monotonic()
         if not self._console.is_terminal and now_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now_s
-            self._console.print(f"{self._num_ended} of {self._num_requests} ended, {self._num_errors} errors")
+            self._console.print(f"{num_ended} of {self._total} {self._what} ended, {num_beside} {self._beside}")
 
     def __enter__(self) -> Progress:
         self._bar.start()

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from asap_ray.evaluation.journal import Journal
 from asap_ray.evaluation.points import Outcome, Point, run_point
-from asap_ray.evaluation.sweep_progress import SweepProgress
+from asap_ray.evaluation.progress import Progress
 
 _T = TypeVar("_T")
 
@@ -69,10 +69,10 @@ def run_all(searches: Sequence[Search[Any]], out: Path, num_workers: int | None,
     journal = Journal(out / "journal.jsonl")
     try:
         with (
-            SweepProgress(console, len(searches)) as progress,
+            Progress(console, len(searches), "searches", "points simulated") as progress,
             workers(num_workers or os.cpu_count() or 1) as crew,
         ):
-            return explore(searches, journal, crew, progress)
+            return explore(searches, journal, crew, progress.update)
     except KeyboardInterrupt:
         console.print(
             f"interrupted; finished points are in {out / 'journal.jsonl'}: the same command goes on from there"
@@ -84,13 +84,14 @@ def explore(
     searches: Sequence[Search[Any]],
     journal: Journal,
     crew: Workers,
-    watch: Callable[[int], None] = lambda _: None,
+    watch: Callable[[int, int], None] = lambda *_: None,
 ) -> list[Any]:
     """Drive all searches to their answers, in the order given; earlier ones go first.
 
-    `watch` is called after every new point with the number of searches that have ended.
+    `watch` is called after every new point with the number of searches that have ended, and of new points.
     """
     exploration = _Exploration(searches, journal)
+    num_points = 0
     in_flight: dict[Future[Outcome], Point] = {}
     while exploration.wanted:
         for point in list(exploration.wanted):
@@ -100,7 +101,8 @@ def explore(
                 in_flight[crew.submit(point)] = point
         for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
             exploration.learn(in_flight.pop(future), future.result())
-            watch(exploration.num_ended)
+            num_points += 1
+            watch(exploration.num_ended, num_points)
     return exploration.answers
 
 

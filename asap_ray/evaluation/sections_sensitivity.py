@@ -130,7 +130,9 @@ def skews(effort: Effort) -> Search[Section]:
     found = yield from compare_all(cases, effort)
     text = (
         "The paper assumes that experts are chosen evenly. Zipf with an exponent: popularity falls as rank to its "
-        "power, ranks drawn anew for each layer, experts placed by their ids. No expert is replicated."
+        "power, ranks drawn anew for each layer, experts placed by their ids. No expert is replicated. The MoE devices "
+        "are one pool that takes as long as its slowest device, layer by layer: so it is in a synchronous step, and "
+        f"pessimistic for {ASYNC}, whose devices could even out over layers."
     )
     return _section("skews", "Uneven experts", text, [case.skew for case in cases], found, effort)
 

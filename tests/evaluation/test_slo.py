@@ -133,15 +133,15 @@ def test_searches_of_one_point_share_its_run(tmp_path: Path) -> None:
 
 
 def test_watch_hears_of_every_new_point(tmp_path: Path) -> None:
-    """And of how many searches have ended."""
-    heard: list[int] = []
+    """And of how many searches have ended, and how many points are new."""
+    heard: list[tuple[int, int]] = []
     search = SloSearch(system="asap", case=paper_case(), duration_s=300.0, slo_s=5.0, resolution_rps=1.0).over_seeds(
         (0,), [criterion_of("mean")], hint_rps=20.0
     )
     workers = queueing()
-    explore([search], Journal(tmp_path / "journal.jsonl"), workers.crew, heard.append)
+    explore([search], Journal(tmp_path / "journal.jsonl"), workers.crew, lambda *counts: heard.append(counts))
 
-    assert (len(heard), heard[-1]) == (len(workers.asked), 1)
+    assert (len(heard), heard[-1]) == (len(workers.asked), (1, len(workers.asked)))
 
 
 def test_a_failed_point_ends_the_exploration(tmp_path: Path) -> None:
