@@ -22,7 +22,7 @@ MIN_ORPHAN_S: Final = 30.0
 
 def default_prefill() -> PrefillSpec:
     """Limits that suit a small model on a CPU; `docs/serving.md` says how to choose others."""
-    return PrefillSpec(max_tokens=8192, solo_tokens=2048, inflection_tokens=512)
+    return PrefillSpec(max_tokens=8192, solo_tokens=2048, inflection_tokens=1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ServeConfig:
     device: str = "cpu"
     compute_type: RowType = RowType.FLOAT32
     threads: int = 1  # CPU threads of one device
-    policy: str = "asap"  # what runs next, and where (docs/policies.md)
+    policy: str = "paper"  # what runs next, and where; what won on the devices that serve (docs/async_vs_sync.md)
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast

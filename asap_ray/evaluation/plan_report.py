@@ -101,7 +101,7 @@ def _percent(rps: float, of_rps: float) -> str:
 def serve_config(planned: Planned, checkpoint: str) -> ServeConfig:
     """What `asap-ray serve` needs to run this split."""
     setup = planned.candidate.case.setup()
-    return ServeConfig(model=checkpoint, parallel=setup.parallel, prefill=setup.prefill)
+    return ServeConfig(model=checkpoint, parallel=setup.parallel, prefill=setup.prefill, policy=ASYNC)
 
 
 def serve_yaml(plan: Plan, checkpoint: str) -> str:
@@ -112,6 +112,7 @@ def serve_yaml(plan: Plan, checkpoint: str) -> str:
         "model": whole["model"],
         "parallel": whole["parallel"],
         "prefill": {key: whole["prefill"][key] for key in SERVED_KEYS},
+        "policy": whole["policy"],
     }
     objective = question.objective
     says = (

@@ -49,7 +49,7 @@ class SteppedGroups(EchoGroups):
 @pytest.fixture
 def config(config: ServeConfig) -> ServeConfig:
     """Prompts of at most 96 tokens: a turn is 32, so that is three pieces."""
-    return replace(config, prefill=replace(config.prefill, max_tokens=96))
+    return replace(config, policy="asap", prefill=replace(config.prefill, max_tokens=96))
 
 
 async def answered(client: asyncio.Task[object]) -> object:
