@@ -2,7 +2,7 @@
 
     python benchmarks/async_vs_sync.py [--quick | --sweep] [--pairs N] [--json FILE] [--plot FILE]
 
-asap, and the paper's policy, run D = 2 attention groups and E = 2 MoE devices, four processes on both cores; default,
+The paper's policy, and asap, run D = 2 attention groups and E = 2 MoE devices, four processes on both cores; default,
 chunked and strong run D' = E' = 2 collocated processes in lockstep, one a core. One driver feeds all of them through
 pipes, without Ray. Every load is played on each system in turn, N times, in alternating order. The table shows
 medians and ranges, then ratios of the same repetition. JSON: one row for each (system, load, repetition).

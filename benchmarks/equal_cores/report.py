@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from equal_cores.loads import Row
-from equal_cores.systems import ASAP
+from equal_cores.systems import OURS
 
 Figure = Callable[[Row], float]
 
@@ -27,9 +27,9 @@ def ratios(rows: Sequence[Row]) -> Iterator[str]:
     """A line for each baseline and load: its figure over ours of the same repetition."""
     yield "| load | against | TTFT mean, theirs / ours | p99, theirs / ours | tokens/s, ours / theirs |"
     yield "|---|---|---:|---:|---:|"
-    ours = {(_load(row), row.repetition): row for row in rows if row.system == ASAP}
+    ours = {(_load(row), row.repetition): row for row in rows if row.system == OURS}
     for load in _unique(map(_load, rows)):
-        for system in _unique(row.system for row in rows if row.system != ASAP):
+        for system in _unique(row.system for row in rows if row.system != OURS):
             pairs = [(ours[load, row.repetition], row) for row in rows if row.system == system and _load(row) == load]
             mean = spread([its.ttft_mean_s / own.ttft_mean_s for own, its in pairs], 2)
             p99 = spread([its.ttft_p99_s / own.ttft_p99_s for own, its in pairs], 2)

@@ -26,7 +26,8 @@ MODEL: Final = demo() | Sizes(  # type: ignore[typeddict-item]
 MAX_TOKENS: Final = 4096  # the longest prompt
 NUM_WORKERS: Final = 2  # D = E = D' = E'
 UNBOUNDED: Final = 1 << 40
-ASAP: Final = "asap"
+OURS: Final = "paper"
+"""What an instance serves with by default."""
 
 SQUARE: Final = 1.0 / 5000.0
 """A prompt of s tokens is s + s^2 / 5000 of work: 61 MFLOP a token, 8 KFLOP a causal pair of a layer (8 layers),
@@ -91,9 +92,9 @@ def _strong(
 
 
 BEST: Final[Mapping[str, Setting]] = {
-    ASAP: Asynchronous("asap", 512, 2048),
-    "paper": Asynchronous("paper", 1024, 2048),
-    "default": _default(1024),
+    OURS: Asynchronous("paper", 1024, 2048),
+    "asap": Asynchronous("asap", 512, 2048),
+    "default": _default(2048),
     "chunked": _chunked(1024),
     "chunked, queue a group": _queue_a_group(1024),
     "strong": _strong(2048, 512),
@@ -101,9 +102,11 @@ BEST: Final[Mapping[str, Setting]] = {
 """The best of the candidates, by `--sweep` (docs/async_vs_sync.md)."""
 
 CANDIDATES: Final[Mapping[str, Setting]] = {
-    **{f"asap {inflection}": Asynchronous("asap", inflection, 2048) for inflection in (256, 512, 1024)},
-    "paper 512, solo 4096": Asynchronous("paper", 512, 4096),
-    "paper 1024, solo 2048": Asynchronous("paper", 1024, 2048),
+    **{
+        f"{policy} {inflection}, solo {solo}": Asynchronous(policy, inflection, solo)
+        for policy in ("asap", "paper")
+        for inflection, solo in ((512, 512), (512, 1024), (512, 2048), (1024, 1024), (1024, 2048), (1024, 4096))
+    },
     **{f"default {budget}": _default(budget) for budget in (1024, 2048, 4096)},
     **{f"chunked {budget}": _chunked(budget) for budget in (512, 1024, 2048)},
     **{f"chunked {budget}, queue a group": _queue_a_group(budget) for budget in (1024, 2048)},
