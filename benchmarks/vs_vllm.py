@@ -1,7 +1,8 @@
 """asap-ray beside vLLM's CPU build on the same two cores: same checkpoint, same requests, float32.
 
     benchmarks/peers/make_vllm_venv.sh DIR
-    python benchmarks/vs_vllm.py --vllm-venv DIR [--quick] [--pairs N] [--config FILE] [--json FILE]
+    python benchmarks/vs_vllm.py --vllm-venv DIR [--quick | --pairs N --requests N --rates A,B] [--config FILE]
+        [--json FILE]
 
 A round starts each system in turn (`peers/systems.py`) and asks of it (`peers/load.py`): greedy tokens of fixed
 prompts, equal on all; a burst, whose tokens/s are the capacity; open loops at rising rates; and a short prompt beside
@@ -28,7 +29,7 @@ from peers.server import System, adopt_orphans, running
 from peers.systems import systems
 from peers.verdict import Figures, aims, figures, table
 
-from asap_ray.errors import AsapError
+from asap_ray.errors import AsapError, ConfigError
 from asap_ray.evaluation.replay_report import check_writable, this_machine
 from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
 from asap_ray.workload.trace import TraceRequest
@@ -62,7 +63,6 @@ class Load:
     probes: int
 
 
-FULL: Final = Load(100, (1.2, 2.0, 2.8, 3.6), probes=5)
 QUICK: Final = Load(40, (2.8,), probes=3)
 
 
@@ -84,6 +84,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vllm-venv", type=Path, required=True, metavar="DIR", help="see peers/make_vllm_venv.sh")
     parser.add_argument("--quick", action="store_true", help="one round with one rate")
     parser.add_argument("--pairs", type=int, metavar="N", help="rounds; 5 by default")
+    parser.add_argument("--requests", type=int, default=100, metavar="N", help="of each phase")
+    parser.add_argument("--rates", default="1.2,2,2.8,3.6", metavar="A,B", help="requests a second of the open loops")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings of asap-ray serve; the model is replaced")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file, after every system")
     parser.add_argument("--out", type=Path, default=Path("out/vs_vllm"), metavar="DIR", help="model, logs, caches")
@@ -92,7 +94,7 @@ def parse() -> argparse.Namespace:
 
 def compare(options: argparse.Namespace) -> bool:
     """All rounds; whether every system chose the same greedy tokens."""
-    load = QUICK if options.quick else FULL
+    load = QUICK if options.quick else chosen_load(options)
     requests = heavy_tailed(load.num_requests, LENGTHS_SEED)
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,6 +121,21 @@ def compare(options: argparse.Namespace) -> bool:
             if options.json:
                 options.json.write_text(json.dumps(rows, indent=1) + "\n")
     return report(results, tokens)
+
+
+def chosen_load(options: argparse.Namespace) -> Load:
+    """What the command line asks for.
+
+    Raises:
+        ConfigError: no number of requests, or no rates.
+    """
+    if options.requests < 2:
+        raise ConfigError(f"--requests {options.requests}: at least 2")
+    try:
+        rates = tuple(float(rate) for rate in options.rates.split(","))
+    except ValueError:
+        raise ConfigError(f"--rates {options.rates!r} must be numbers with commas between them") from None
+    return Load(options.requests, rates, probes=5)
 
 
 def measure(system: System, url: str, load: Load, requests: list[TraceRequest], repetition: int) -> list[Measured]:
