@@ -67,7 +67,7 @@ def full_effort(traces: Path) -> Effort:
             seeds=(0, 1, 2, 3, 4),
             duration_s=300.0,
             slo_s=5.0,
-            resolution_rps=0.1,
+            resolution_rps=0.25,
             criteria=(criterion_of("mean"), criterion_of("p99")),
         ),
         sensitivity_s=60.0,
