@@ -24,7 +24,7 @@ from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request
 from asap_ray.models.experts import ExpertStage
-from asap_ray.models.qwen3_moe import Model, load_model
+from asap_ray.models.model import Model, load_model
 from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
 from asap_ray.protocol import Routed
 
