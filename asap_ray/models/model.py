@@ -12,6 +12,7 @@ from asap_ray.models.config import ModelConfig
 from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import ExpertStage, load_experts
 from asap_ray.models.families import read_config
+from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
 from asap_ray.models.weights import Checkpoint, Shard
 from asap_ray.protocol import Collective
 from asap_ray.spec import ModelSpec
@@ -40,6 +41,11 @@ class Model:
         """The routed experts of one device, by their global ids."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_experts(checkpoint, self.config, experts, compute_dtype)
+
+    def int8_expert_stage(self, experts: range) -> Int8ExpertStage:
+        """The same in int8, for rows of any compute type."""
+        with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
+            return load_int8_experts(checkpoint, self.config, experts)
 
 
 def load_model(directory: str | Path) -> Model:
