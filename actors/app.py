@@ -23,7 +23,7 @@ from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import AsapError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 from asap_ray.scheduler.policies import policy_of
 from asap_ray.scheduler.shares import tokens
 

@@ -22,7 +22,7 @@ from asap_ray.backends.host import HostAttention
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 from asap_ray.protocol import BatchQueue, Collective
 
 _LOCALHOST: Final = "127.0.0.1"

@@ -9,7 +9,7 @@ from asap_ray.actors.loop import Loop
 from asap_ray.backends.host import HostMoE
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 
 _STOP_S: Final = 5.0
 

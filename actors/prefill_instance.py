@@ -20,7 +20,7 @@ from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 
 NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""

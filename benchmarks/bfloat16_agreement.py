@@ -1,11 +1,12 @@
-"""How often bfloat16 changes the first greedy token: ours and `transformers`' against `transformers` in float32.
+"""How often rounding changes the first greedy token: bfloat16, ours and `transformers`', and our experts in int8.
 
     python benchmarks/bfloat16_agreement.py [--quick] [--json FILE]
 
 200 random prompts of 1 to 2048 tokens on a random model of 4 layers (about three minutes); --quick: 60 prompts up to
 256 tokens. `resolution` is the spacing of bfloat16 numbers at the likeliest token's logit, 2^-8 of it. JSON rows:
 {prompts, max_tokens, way, agreement, error, disagreements: [{margin, resolution}]}; `error` is the median over prompts
-of the standard deviation of the logits' errors over that of the logits.
+of the standard deviation of the logits' errors over that of the logits. `int8 experts` computes all else in float32,
+`both` in bfloat16.
 """
 
 # Shapes: P prompts, V vocabulary, S tokens, H hidden, R (token, expert) pairs.
@@ -24,7 +25,8 @@ from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request
 from asap_ray.models.experts import ExpertStage
-from asap_ray.models.qwen3_moe import Model, load_model
+from asap_ray.models.int8_experts import Int8ExpertStage
+from asap_ray.models.model import Model, load_model
 from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
 from asap_ray.protocol import Routed
 
@@ -45,7 +47,10 @@ SIZES = Sizes(
 )
 
 
-def run_experts(stage: ExpertStage, layer: int, routed: Routed) -> torch.Tensor:
+Experts = ExpertStage | Int8ExpertStage
+
+
+def run_experts(stage: Experts, layer: int, routed: Routed) -> torch.Tensor:
     """One MoE device with every expert: dispatch, super kernel, weighted sum."""
     experts_R, order_R = routed.expert_ids_SK.flatten().sort(stable=True)
     row_idx_R = order_R // routed.expert_ids_SK.shape[1]
@@ -56,10 +61,9 @@ def run_experts(stage: ExpertStage, layer: int, routed: Routed) -> torch.Tensor:
     return sums_SH.to(routed.hidden_SH.dtype)
 
 
-def our_logits(model: Model, prompts: list[torch.Tensor]) -> torch.Tensor:
-    """[P, V] in bfloat16 compute, one prompt a batch."""
-    attention = model.attention_stage(SoloCollective(), torch.bfloat16)
-    experts = model.expert_stage(range(model.spec.num_experts), torch.bfloat16)
+def our_logits(model: Model, experts: Experts, dtype: torch.dtype, prompts: list[torch.Tensor]) -> torch.Tensor:
+    """[P, V] with attention in `dtype`, one prompt a batch."""
+    attention = model.attention_stage(SoloCollective(), dtype)
     logits = []
     for idx, prompt in enumerate(prompts):
         request = Request(
@@ -109,9 +113,13 @@ def main() -> None:
         directory = Path(folder)
         make_random_checkpoint(directory, **SIZES)
         exact_PV = transformers_logits(directory, prompts, torch.float32)
+        model, everyone = load_model(directory), range(SIZES["num_experts"])
+        bfloat16, int8 = model.expert_stage(everyone, torch.bfloat16), model.int8_expert_stage(everyone)
         rows = [
-            compare("asap-ray", exact_PV, our_logits(load_model(directory), prompts)),
+            compare("asap-ray", exact_PV, our_logits(model, bfloat16, torch.bfloat16, prompts)),
             compare("transformers", exact_PV, transformers_logits(directory, prompts, torch.bfloat16)),
+            compare("int8 experts", exact_PV, our_logits(model, int8, torch.float32, prompts)),
+            compare("both", exact_PV, our_logits(model, int8, torch.bfloat16, prompts)),
         ]
     for row in rows:
         print(f"{row['way']:>13}: agreement {row['agreement']:.1%}, error {row['error']:.2%} of the logits' spread")

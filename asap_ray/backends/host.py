@@ -23,7 +23,7 @@ from asap_ray.errors import Closed, CorruptMessage
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
-from asap_ray.models.qwen3_moe import Model
+from asap_ray.models.model import Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
 

@@ -19,7 +19,7 @@ from asap_ray.config import ServeConfig
 from asap_ray.engine import lockstep
 from asap_ray.errors import Closed, ConfigError
 from asap_ray.messages import Events, Registration, Step, decode, encode
-from asap_ray.models.qwen3_moe import Model
+from asap_ray.models.model import Model
 from asap_ray.protocol import MoEComm, StepQueue, WorkItem
 from asap_ray.spec import NUM_SLOTS
 

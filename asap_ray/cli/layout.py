@@ -23,7 +23,7 @@ def layout(
     model: Annotated[Path | None, typer.Option(help="A checkpoint instead of the paper's model.")] = None,
 ) -> None:
     """Print the bytes of the shared buffers for both combine modes, beside the paper's Table 2."""
-    from asap_ray.models.qwen3_moe import load_model
+    from asap_ray.models.model import load_model
 
     solo_tokens = max_tokens // 2
     inflection_tokens = min(paper().prefill.inflection_tokens, solo_tokens)

@@ -1,4 +1,4 @@
-"""The dense SwiGLU MLP of layers that are not MoE, split over the ranks of a group."""
+"""The SwiGLU MLP every token goes through: of a dense layer, or a MoE layer's shared experts; split over the ranks."""
 
 # Shapes: S tokens, H hidden, I this rank's part of the intermediate size, J = 2 I.
 
@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import torch
 
-from asap_ray.models.config import QwenConfig
 from asap_ray.models.fused import swiglu
 from asap_ray.models.weights import Shard
 
 
 class DenseMLP:
-    """Weights of one layer on rank j."""
+    """Weights of one layer on rank j; `name` is their place in the checkpoint, `width` the intermediate size."""
 
-    def __init__(self, shard: Shard, config: QwenConfig, layer_idx: int) -> None:
-        prefix, hidden, width = f"model.layers.{layer_idx}.mlp", config.hidden, config.dense_intermediate
-        gate_up = (shard.column_parallel(f"{prefix}.{name}_proj.weight", (width, hidden)) for name in ("gate", "up"))
+    def __init__(self, shard: Shard, name: str, hidden: int, width: int) -> None:
+        gate_up = (shard.column_parallel(f"{name}.{half}_proj.weight", (width, hidden)) for half in ("gate", "up"))
         self._gate_up_HJ = torch.cat(tuple(gate_up), dim=1)
-        self._down_IH = shard.row_parallel(f"{prefix}.down_proj.weight", (hidden, width))
+        self._down_IH = shard.row_parallel(f"{name}.down_proj.weight", (hidden, width))
 
     def __call__(self, hidden_SH: torch.Tensor) -> torch.Tensor:
         """This rank's part of the output sum, [S, H]."""

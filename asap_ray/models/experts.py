@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from asap_ray.models.config import QwenConfig
+from asap_ray.models.config import ModelConfig
 from asap_ray.models.fused import swiglu
 from asap_ray.models.weights import Checkpoint
 
@@ -33,16 +35,26 @@ class ExpertStage:
             return results_RH
 
 
-def load_experts(checkpoint: Checkpoint, config: QwenConfig, experts: range, dtype: torch.dtype) -> ExpertStage:
+def read_experts(
+    checkpoint: Checkpoint, config: ModelConfig, experts: range
+) -> Iterator[tuple[int, int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+    """Layer, place among `experts`, and the matrices of each: gate and up [I, H], down [H, I]."""
+    hidden, width, names = config.hidden, config.moe_intermediate, config.names
+    for layer, layer_idx in enumerate(config.moe_layers):
+        for local, expert in enumerate(experts):
+            prefix = f"model.layers.{layer_idx}.{names.block}.experts.{expert}"
+            gate_IH = checkpoint.part(f"{prefix}.{names.gate}.weight", (width, hidden))
+            up_IH = checkpoint.part(f"{prefix}.{names.up}.weight", (width, hidden))
+            yield layer, local, (gate_IH, up_IH, checkpoint.part(f"{prefix}.{names.down}.weight", (hidden, width)))
+
+
+def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype) -> ExpertStage:
     """Read the experts of one device, by their global ids, and nothing else."""
     num_layers, hidden, width = len(config.moe_layers), config.hidden, config.moe_intermediate
     gate_up_LEJH = torch.empty(num_layers, len(experts), 2 * width, hidden, dtype=dtype)
     down_LEHI = torch.empty(num_layers, len(experts), hidden, width, dtype=dtype)
-    for layer, layer_idx in enumerate(config.moe_layers):
-        for local, expert in enumerate(experts):
-            prefix = f"model.layers.{layer_idx}.mlp.experts.{expert}"
-            gate_up_JH = gate_up_LEJH[layer, local]
-            gate_up_JH[:width] = checkpoint.view(f"{prefix}.gate_proj.weight", (width, hidden))
-            gate_up_JH[width:] = checkpoint.view(f"{prefix}.up_proj.weight", (width, hidden))
-            down_LEHI[layer, local] = checkpoint.view(f"{prefix}.down_proj.weight", (hidden, width))
+    for layer, local, (gate_IH, up_IH, down_HI) in read_experts(checkpoint, config, experts):
+        gate_up_LEJH[layer, local, :width] = gate_IH
+        gate_up_LEJH[layer, local, width:] = up_IH
+        down_LEHI[layer, local] = down_HI
     return ExpertStage(gate_up_LEJH, down_LEHI)

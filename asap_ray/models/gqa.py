@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
-from asap_ray.models.config import QwenConfig
+from asap_ray.models.config import ModelConfig
+from asap_ray.models.fields import Fields
 from asap_ray.models.fused import norm_and_rotate_
 from asap_ray.models.passes import Sequence
+from asap_ray.models.rope import Angles, Rope, rotate_
 from asap_ray.models.weights import Shard
 
 
-def kv_heads_of(config: QwenConfig, query_heads: range) -> list[int]:
+def kv_heads_of(config: GroupedQuery, query_heads: range) -> list[int]:
     """Key-value heads a rank needs so that its query heads divide evenly over them, in order.
 
     Where T does not divide the key-value heads some are held by several ranks; where a rank's query
@@ -28,58 +32,112 @@ def kv_heads_of(config: QwenConfig, query_heads: range) -> list[int]:
     return distinct if owners == [head for head in distinct for _ in range(share)] else owners
 
 
-def _qkv(shard: Shard, config: QwenConfig, name: str, width: tuple[int, ...]) -> torch.Tensor:
-    """Weights or biases of this rank's heads, [C, *width]: queries, then keys, then values; `name` lacks the letter."""
-    heads, head_dim = shard.part(config.num_heads), config.head_dim
-    kv_heads = kv_heads_of(config, heads)
-    parts = []
-    for letter, num_heads, own in (
-        ("q", config.num_heads, list(heads)),
-        ("k", config.num_kv_heads, kv_heads),
-        ("v", config.num_kv_heads, kv_heads),
-    ):
-        mapped = shard.checkpoint.view(name.format(letter), (num_heads * head_dim, *width))
-        parts += [mapped[head * head_dim : (head + 1) * head_dim].to(shard.dtype) for head in own]
-    return torch.cat(parts)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedQuery:
+    """The sizes and switches of grouped-query attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_attention_heads={self.num_heads} is not a multiple of num_key_value_heads={self.num_kv_heads}"
+            )
+
+    @classmethod
+    def read(
+        cls, fields: Fields, hidden: int, *, partial_rotary: float | None = None, **switches: bool
+    ) -> GroupedQuery:
+        """From the keys all families share; what differs is in `switches`."""
+        num_heads = fields.size("num_attention_heads")
+        head_dim = fields.size("head_dim", hidden // num_heads)
+        return cls(
+            num_heads=num_heads,
+            num_kv_heads=fields.size("num_key_value_heads"),
+            head_dim=head_dim,
+            rope=fields.rope(head_dim, partial_rotary),
+            **switches,
+        )
+
+    def layer(self, shard: Shard, config: ModelConfig, layer_idx: int) -> GroupedQueryAttention:
+        """See `Attention`."""
+        return GroupedQueryAttention(shard, self, config, layer_idx)
 
 
 class GroupedQueryAttention:
     """Weights of one layer on rank j, and the attention they make."""
 
-    def __init__(self, shard: Shard, config: QwenConfig, layer_idx: int) -> None:
-        if config.num_heads % shard.size:
-            raise ConfigError(f"tp={shard.size} must divide num_attention_heads={config.num_heads}")
+    def __init__(self, shard: Shard, attention: GroupedQuery, config: ModelConfig, layer_idx: int) -> None:
+        num_heads, head_dim = attention.num_heads, attention.head_dim
+        if num_heads % shard.size:
+            raise ConfigError(f"tp={shard.size} must divide num_attention_heads={num_heads}")
         self._layer_idx = layer_idx
-        self._head_dim = config.head_dim
+        self._head_dim = head_dim
         self._eps = config.rms_norm_eps
-        prefix, hidden = f"model.layers.{layer_idx}.self_attn", config.hidden
+        self._name, self._config = f"model.layers.{layer_idx}.self_attn", attention
+        heads = shard.part(num_heads)
+        kv_heads = kv_heads_of(attention, heads)
+        self._split = [len(heads), len(kv_heads), len(kv_heads)]
+        self.kept = ((len(kv_heads), head_dim),) * 2
+        self._qkv_HC = self._qkv(shard, "weight", (config.hidden,)).T.contiguous()
+        self._out_CH = shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim))
+        self._qkv_bias_C = self._qkv(shard, "bias", ()) if attention.qkv_bias else None
+        self._out_bias_H = None
+        if attention.out_bias and shard.rank == 0:  # partial sums are added up: once is enough
+            self._out_bias_H = shard.own(shard.checkpoint.view(f"{self._name}.o_proj.bias", (config.hidden,)))
+        self._norms_D: tuple[torch.Tensor, torch.Tensor] | None = None
+        if attention.qk_norm:
+            query_norm_D, key_norm_D = (shard.vector(f"{self._name}.{which}_norm.weight", head_dim) for which in "qk")
+            self._norms_D = query_norm_D, key_norm_D
+
+    def _qkv(self, shard: Shard, kind: str, width: tuple[int, ...]) -> torch.Tensor:
+        """Weights or biases of this rank's heads, [C, *width]: queries, then keys, then values."""
+        config, head_dim = self._config, self._head_dim
         heads = shard.part(config.num_heads)
         kv_heads = kv_heads_of(config, heads)
-        self.num_kv_heads = len(kv_heads)
-        self._split = [len(heads), len(kv_heads), len(kv_heads)]
-        self._qkv_HC = _qkv(shard, config, f"{prefix}.{{}}_proj.weight", (hidden,)).T.contiguous()
-        self._out_CH = shard.row_parallel(f"{prefix}.o_proj.weight", (hidden, config.num_heads * config.head_dim))
-        self._qkv_bias_C = self._out_bias_H = None
-        if config.attention_bias:
-            self._qkv_bias_C = _qkv(shard, config, f"{prefix}.{{}}_proj.bias", ())
-        if config.attention_bias and shard.rank == 0:  # partial sums are added up: once is enough
-            self._out_bias_H = shard.own(shard.checkpoint.view(f"{prefix}.o_proj.bias", (hidden,)))
-        query_norm_D, key_norm_D = (shard.vector(f"{prefix}.{letter}_norm.weight", config.head_dim) for letter in "qk")
-        self._norms_D = query_norm_D, key_norm_D
+        parts = []
+        for letter, num_heads, own in (
+            ("q", config.num_heads, list(heads)),
+            ("k", config.num_kv_heads, kv_heads),
+            ("v", config.num_kv_heads, kv_heads),
+        ):
+            name, shape = f"{self._name}.{letter}_proj.{kind}", (num_heads * head_dim, *width)
+            parts += [
+                shard.checkpoint.part(name, shape, slice(head * head_dim, (head + 1) * head_dim)).to(shard.dtype)
+                for head in own
+            ]
+        return torch.cat(parts)
 
-    def __call__(
-        self, hidden_SH: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], sequences: list[Sequence]
-    ) -> torch.Tensor:
-        """Attend within each sequence; this rank's part of the output sum, [S, H].
+    def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
+        """See `AttentionLayer`: every head needs the whole rows."""
+        return hidden_RH
 
-        Rows beyond the last sequence are padding and only cost time.
-        """
+    def __call__(self, hidden_SH: torch.Tensor, angles: Angles, sequences: list[Sequence]) -> torch.Tensor:
+        """See `AttentionLayer`."""
         qkv_SC = hidden_SH @ self._qkv_HC
         if self._qkv_bias_C is not None:
             qkv_SC += self._qkv_bias_C
-        norm_and_rotate_(qkv_SC, self._norms_D, angles, (self._split[0], self._split[1]), self._eps)
+        self._norm_and_rotate_(qkv_SC, angles)
         out_SH = self._mix(qkv_SC, sequences) @ self._out_CH
         return out_SH if self._out_bias_H is None else out_SH.add_(self._out_bias_H)
+
+    def _norm_and_rotate_(self, qkv_SC: torch.Tensor, angles: Angles) -> None:
+        num_queries, num_keys, _ = self._split
+        if self._norms_D and self._config.rope.dim == self._head_dim:
+            norm_and_rotate_(qkv_SC, self._norms_D, angles, (num_queries, num_keys), self._eps)
+            return
+        heads_SND = qkv_SC.view(len(qkv_SC), sum(self._split), self._head_dim)[:, : num_queries + num_keys]
+        if self._norms_D:
+            norms_ND = torch.cat([n.expand(num, -1) for n, num in zip(self._norms_D, self._split[:2], strict=True)])
+            normed_SND = functional.rms_norm(heads_SND.float(), (self._head_dim,), eps=self._eps)
+            heads_SND.copy_(normed_SND * norms_ND)
+        rotate_(heads_SND, angles)
 
     def _mix(self, qkv_SC: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """The heads' outputs side by side, [S, C]."""

@@ -1,35 +1,47 @@
 """One way through the layers: the requests of a batch, their rows, and the keys and values they keep."""
 
-# Shapes: L decoder layers, G key-value heads of this rank, n tokens of one request, D head_dim,
+# Shapes: L decoder layers, G heads kept by this rank, n tokens of one request, D their width,
 #         R rows of this rank, H hidden, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 import torch
 
 from asap_ray.batch import Request, Token
+from asap_ray.models.rope import Angles
 from asap_ray.models.sampler import Sampler, token_of
 
 
 class Cache:
-    """Keys and values of one prompt on one rank, with room for all of it and its answer; touched as it fills."""
+    """What attention keeps of one prompt on one rank, with room for all of it and its answer; touched as it fills.
 
-    def __init__(self, num_layers: int, num_kv_heads: int, num_tokens: int, head_dim: int, dtype: torch.dtype) -> None:
-        self._kept_L2GnD = torch.empty(num_layers, 2, num_kv_heads, num_tokens, head_dim, dtype=dtype)
+    Args:
+        kept: heads and width of each tensor a token leaves: keys and values, or a latent that stands for both.
+        num_layers: decoder layers.
+        num_tokens: of prompt and answer.
+        dtype: the compute type.
+    """
+
+    def __init__(self, kept: Many[tuple[int, int]], num_layers: int, num_tokens: int, dtype: torch.dtype) -> None:
+        self._kept = [torch.empty(num_layers, num_heads, num_tokens, width, dtype=dtype) for num_heads, width in kept]
         self._num_filled_L = [0] * num_layers
 
-    def extend(
-        self, layer_idx: int, num_cached: int, key_GnD: torch.Tensor, value_GnD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep n more tokens of a layer behind the first `num_cached`; all so far, [G, n, D]."""
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of what is kept: [L, G, n, D] each."""
+        return tuple(tuple(kept_LGnD.shape) for kept_LGnD in self._kept)
+
+    def extend(self, layer_idx: int, num_cached: int, *new_GnD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Keep n more tokens of a layer behind the first `num_cached`; all so far, [G, n, D] each."""
         assert self._num_filled_L[layer_idx] == num_cached, "a chunk runs ahead of the one before it"
-        stop = self._num_filled_L[layer_idx] = num_cached + key_GnD.shape[1]
-        kept_2GnD = self._kept_L2GnD[layer_idx, :, :, :stop]
-        kept_2GnD[0, :, num_cached:] = key_GnD
-        kept_2GnD[1, :, num_cached:] = value_GnD
-        return kept_2GnD[0], kept_2GnD[1]
+        stop = self._num_filled_L[layer_idx] = num_cached + new_GnD[0].shape[1]
+        kept = tuple(kept_LGnD[layer_idx, :, :stop] for kept_LGnD in self._kept)
+        for kept_GnD, each_GnD in zip(kept, new_GnD, strict=True):
+            kept_GnD[:, num_cached:] = each_GnD
+        return kept
 
 
 @dataclass(slots=True)
@@ -45,14 +57,10 @@ class Sequence:
         """Tokens in this pass."""
         return int(self.rows.stop - self.rows.start)
 
-    def extend(
-        self, layer_idx: int, key_nGD: torch.Tensor, value_nGD: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of all tokens so far, [G, n, D], the given ones last."""
-        key_GnD, value_GnD = key_nGD.transpose(0, 1), value_nGD.transpose(0, 1)
-        if self.cache is None:
-            return key_GnD, value_GnD
-        return self.cache.extend(layer_idx, self.num_cached, key_GnD, value_GnD)
+    def extend(self, layer_idx: int, *new_nGD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What attention keeps of all tokens so far, [G, n, D] each, the given ones last."""
+        new_GnD = tuple(each_nGD.transpose(0, 1) for each_nGD in new_nGD)
+        return new_GnD if self.cache is None else self.cache.extend(layer_idx, self.num_cached, *new_GnD)
 
 
 @dataclass(slots=True)
@@ -75,7 +83,7 @@ class Pass:
     """One way through the layers: of prompts or chunks at first, then of one token a request."""
 
     answers: list[Answer]
-    angles: tuple[torch.Tensor, torch.Tensor]  # cosines and sines
+    angles: Angles
     residual_RH: torch.Tensor  # float32
     num_rows: int  # of this rank that are no padding
     layer_idx: int = 0

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from asap_ray.errors import ConfigError
-from asap_ray.models.config import ARCHITECTURE, MODEL_TYPE
 from asap_ray.models.vocabulary import EMBEDDING
 from asap_ray.models.weights import INDEX_FILE, SINGLE_FILE
 
@@ -32,7 +31,7 @@ CHAT_TEMPLATE: Final = (
 
 
 class Sizes(TypedDict):
-    """What `make_random_checkpoint` makes; names as in `QwenConfig`."""
+    """What `make_random_checkpoint` makes; names as in `ModelConfig`."""
 
     hidden: int
     num_layers: int
@@ -117,8 +116,8 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def _config(sizes: Sizes) -> dict[str, Any]:
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": MODEL_TYPE,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
         "attention_bias": False,
         "bos_token_id": None,
         "decoder_sparse_step": 1,

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch.nn import functional
 
-from asap_ray.models.config import QwenConfig
+from asap_ray.models.config import ModelConfig
 from asap_ray.models.weights import Shard
 from asap_ray.protocol import Collective
 
@@ -23,7 +23,7 @@ HEAD: Final = "lm_head.weight"
 class Vocabulary:
     """Rank j's rows of both matrices; one matrix serves as both where they are tied."""
 
-    def __init__(self, shard: Shard, config: QwenConfig, collective: Collective) -> None:
+    def __init__(self, shard: Shard, config: ModelConfig, collective: Collective) -> None:
         self._collective = collective
         self._vocab_size = config.vocab_size
         self._num_rows = -(-config.vocab_size // shard.size)  # equal parts, so that logits can be gathered
@@ -31,7 +31,7 @@ class Vocabulary:
         self._embedding_VH = self._read(shard, EMBEDDING, config)
         self._head_VH = self._embedding_VH if config.tie_word_embeddings else self._read(shard, HEAD, config)
 
-    def _read(self, shard: Shard, name: str, config: QwenConfig) -> torch.Tensor:
+    def _read(self, shard: Shard, name: str, config: ModelConfig) -> torch.Tensor:
         mapped = shard.checkpoint.view(name, (config.vocab_size, config.hidden))
         return shard.own(mapped[self._first : self._first + self._num_rows])
 

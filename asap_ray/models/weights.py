@@ -19,6 +19,8 @@ SAMPLE_BYTES: Final = 65536
 """How much of each end of a file the fingerprint reads; a header alone cannot tell two seeds of one model apart."""
 
 STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
+FP8: Final = torch.float8_e4m3fn
+ALL: Final = slice(None)
 
 
 class Checkpoint:
@@ -27,8 +29,9 @@ class Checkpoint:
     Files are mapped when first needed and stay mapped until `close` and the last view of them is gone.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, fp8_block: tuple[int, int] | None = None) -> None:
         self._directory = directory
+        self._fp8_block = fp8_block  # rows and columns that share a scale
         self._open: dict[str, Any] = {}
         self._file_of = self._index() if (directory / INDEX_FILE).exists() else self._single()
 
@@ -52,6 +55,26 @@ class Checkpoint:
         Raises:
             ConfigError: the tensor is missing, of another shape, or of a type that needs unpacking.
         """
+        return self._view(name, shape, STORED_DTYPES)
+
+    def part(self, name: str, shape: tuple[int, ...], rows: slice = ALL, columns: slice = ALL) -> torch.Tensor:
+        """A part of a matrix or vector: mapped as in `view`, or float32 where the file holds FP8 and scales of blocks.
+
+        Raises:
+            ConfigError: as `view`; or a scale is missing, or there are not as many as `fp8_block` makes.
+        """
+        stored = STORED_DTYPES if self._fp8_block is None else (*STORED_DTYPES, FP8)
+        mapped = self._view(name, shape, stored)
+        mapped = mapped[rows, columns] if mapped.ndim == 2 else mapped[rows]
+        if mapped.dtype is not FP8 or self._fp8_block is None:
+            return mapped
+        num_blocks = tuple(-(-num // size) for num, size in zip(shape, self._fp8_block, strict=True))
+        scale = self._view(f"{name}_scale_inv", num_blocks, STORED_DTYPES).float()
+        for dim, (part, num, size) in enumerate(zip((rows, columns), shape, self._fp8_block, strict=True)):
+            scale = scale.index_select(dim, torch.arange(*part.indices(num)) // size)
+        return mapped.float().mul_(scale)
+
+    def _view(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
         if name not in self._file_of:
             raise ConfigError(f"{self._directory} has no tensor {name!r}")
         where = f"{self._directory / self._file_of[name]}: tensor {name!r}"
@@ -61,8 +84,8 @@ class Checkpoint:
             raise ConfigError(f"{where} is promised by {INDEX_FILE} but not there") from None
         if mapped.shape != shape:
             raise ConfigError(f"{where} has shape {tuple(mapped.shape)}, config.json says {shape}")
-        if mapped.dtype not in STORED_DTYPES:
-            raise ConfigError(f"{where} is stored as {mapped.dtype}; quantised checkpoints are not supported")
+        if mapped.dtype not in dtypes:
+            raise ConfigError(f"{where} is stored as {mapped.dtype}, which config.json does not explain")
         return mapped
 
     def fingerprint(self) -> str:
@@ -132,12 +155,12 @@ class Shard:
     def column_parallel(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """This rank's outputs of the matrix [out, in] of `shape`, as [in, out / T]."""
         own = self.part(shape[0])
-        return self.own(self.checkpoint.view(name, shape)[own.start : own.stop].T)
+        return self.own(self.checkpoint.part(name, shape, rows=slice(own.start, own.stop)).T)
 
     def row_parallel(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """This rank's inputs of the matrix [out, in] of `shape`, as [in / T, out]; its products are partial sums."""
         own = self.part(shape[1])
-        return self.own(self.checkpoint.view(name, shape)[:, own.start : own.stop].T)
+        return self.own(self.checkpoint.part(name, shape, columns=slice(own.start, own.stop)).T)
 
     def own(self, mapped: torch.Tensor) -> torch.Tensor:
         """A contiguous copy in the compute type."""

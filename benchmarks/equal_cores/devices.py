@@ -21,7 +21,7 @@ from asap_ray.batch import Batch, Duty, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost
 from asap_ray.messages import Events, Registration, Registrations, decode, encode
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 
 START_S: Final = 120.0
 STOP_S: Final = 10.0

@@ -12,7 +12,7 @@ from asap_ray.backends.host_lockstep import HostLockstep
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import Closed, ConfigError
-from asap_ray.models.qwen3_moe import Model, load_model
+from asap_ray.models.model import Model, load_model
 from asap_ray.spec import ParallelSpec, PrefillSpec
 from tests.models.divided import batch_of, random_prompts, run_divided
 

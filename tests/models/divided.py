@@ -14,8 +14,9 @@ import torch
 from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Token
+from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import ExpertStage
-from asap_ray.models.qwen3_moe import Model, QwenAttention
+from asap_ray.models.model import Model
 from asap_ray.protocol import Routed
 
 torch.set_num_threads(1)
@@ -69,6 +70,7 @@ class Outcome:
     """What one rank made of a batch: logits of each pass, and the tokens in order."""
 
     logits: list[torch.Tensor] = field(default_factory=list)
+    hidden: list[torch.Tensor] = field(default_factory=list)  # after each MoE layer of each pass, this rank's rows
     tokens: list[Token] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # dispatched by this rank, per pass
 
@@ -76,7 +78,7 @@ class Outcome:
 Experts = list[tuple[range, ExpertStage]]
 
 
-def turns(stage: QwenAttention, experts: Experts, batch: Batch, outcome: Outcome) -> Iterator[None]:
+def turns(stage: Decoder, experts: Experts, batch: Batch, outcome: Outcome) -> Iterator[None]:
     """The attention loop of one rank without an engine; each step is one layer of one pass, or the end of one."""
     state = drive(stage.start(batch))
     while state is not None:
@@ -85,6 +87,7 @@ def turns(stage: QwenAttention, experts: Experts, batch: Batch, outcome: Outcome
             routed = drive(stage.attend(state, layer, expert_out))
             yield
             expert_out = run_experts(experts, layer, routed)
+            outcome.hidden.append(state.residual_RH[: state.num_rows] + expert_out)
         finished = drive(stage.finish(state, expert_out))
         is_last = finished.tokens and finished.next_state is None
         outcome.logits.append(stage.logits(state) if is_last else torch.empty(0))
@@ -94,7 +97,7 @@ def turns(stage: QwenAttention, experts: Experts, batch: Batch, outcome: Outcome
         yield
 
 
-def run_rank(stage: QwenAttention, experts: Experts, batches: Sequence[Batch]) -> Outcome:
+def run_rank(stage: Decoder, experts: Experts, batches: Sequence[Batch]) -> Outcome:
     """One batch after the other."""
     outcome = Outcome()
     for batch in batches:
@@ -109,7 +112,7 @@ def run_divided(
     tp: int = 1,
     moe_devices: int = 1,
     dtype: torch.dtype = torch.float32,
-    run: Callable[[QwenAttention, Experts, Sequence[Batch]], Outcome] = run_rank,
+    run: Callable[[Decoder, Experts, Sequence[Batch]], Outcome] = run_rank,
 ) -> list[Outcome]:
     """Run batches on `tp` threads and `moe_devices` uneven shares of the experts; every rank's outcome."""
     num_experts = model.spec.num_experts
@@ -159,24 +162,3 @@ def random_prompts(lengths: list[int], vocab_size: int, seed: int = 0) -> list[l
     """Prompts of uniformly random tokens."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]
-
-
-TINY = {
-    "vocab_size": 301,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "intermediate_size": 80,
-    "moe_intermediate_size": 32,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 4,
-    "head_dim": 16,
-    "num_experts": 10,
-    "num_experts_per_tok": 3,
-    "norm_topk_prob": True,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.2,  # so that attention and experts matter beside the embedding
-    "max_position_embeddings": 4096,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 from asap_ray.models.random_checkpoint import make_random_checkpoint, tiny
 from tests.models.divided import batch_of, random_prompts, run_divided
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from asap_ray.batch import Batch
-from asap_ray.models.qwen3_moe import Model, QwenAttention, load_model
+from asap_ray.models.decoder import Decoder
+from asap_ray.models.model import Model, load_model
 from tests.models.divided import (
-    TINY,
     Experts,
     Outcome,
     SoloCollective,
@@ -23,6 +23,7 @@ from tests.models.divided import (
     run_divided,
     turns,
 )
+from tests.models.tiny import TINY
 
 Make = Callable[..., tuple[Path, Any]]
 
@@ -44,7 +45,7 @@ def assert_same_logits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-def run_overlapped(stage: QwenAttention, experts: Experts, batches: Sequence[Batch]) -> Outcome:
+def run_overlapped(stage: Decoder, experts: Experts, batches: Sequence[Batch]) -> Outcome:
     """Each batch one layer behind the one before it, as two slots of a group run them."""
     outcome, flights, waiting = Outcome(), [], list(batches)
     while waiting or flights:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from asap_ray.errors import ConfigError
-from asap_ray.models.config import QwenConfig
-from asap_ray.models.gqa import kv_heads_of
-from asap_ray.models.qwen3_moe import load_model
-from tests.models.divided import TINY, SoloCollective, batch_of, drive, random_prompts, run_divided
+from asap_ray.models.gqa import GroupedQuery, kv_heads_of
+from asap_ray.models.model import load_model
+from tests.models.divided import SoloCollective, batch_of, drive, random_prompts, run_divided
+from tests.models.tiny import TINY, YARN
 
 Make = Callable[..., tuple[Path, Any]]
 LENGTHS = [1, 2, 7, 64, 129, 300]
@@ -56,6 +56,7 @@ def test_logits_of_a_divided_batch(transformers_model: Make, tp: int, moe_device
         {"num_experts_per_tok": 1},
         {"num_experts_per_tok": 10},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_parameters": {**YARN, "original_max_position_embeddings": 16}, "num_hidden_layers": 2},
     ],
     ids=lambda changes: next(iter(changes)) if isinstance(changes, dict) else str(changes),
 )
@@ -174,6 +175,7 @@ def test_an_unknown_architecture_is_refused_before_any_weight(tmp_path: Path) ->
 def test_kv_heads_follow_their_query_heads(transformers_model: Make, query_heads: range, kv_heads: list[int]) -> None:
     """Twelve query heads over four: heads 0..3 divide unevenly over two of them, so each brings a copy."""
     directory, _ = transformers_model()
-    config: QwenConfig = load_model(directory).config
+    attention = load_model(directory).config.attention
 
-    assert kv_heads_of(config, query_heads) == kv_heads
+    assert isinstance(attention, GroupedQuery)
+    assert kv_heads_of(attention, query_heads) == kv_heads

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from asap_ray.errors import ConfigError
-from asap_ray.models.config import QwenConfig, read_config
+from asap_ray.models.config import ModelConfig
+from asap_ray.models.families import read_config
+from asap_ray.models.gqa import GroupedQuery
+from asap_ray.models.rope import Yarn
 from asap_ray.spec import ModelSpec
 
 PUBLISHED: dict[str, Any] = {
@@ -50,11 +53,17 @@ PUBLISHED: dict[str, Any] = {
 }
 
 
-def read(directory: Path, changes: dict[str, Any], removed: tuple[str, ...] = ()) -> QwenConfig:
+def read(directory: Path, changes: dict[str, Any], removed: tuple[str, ...] = ()) -> ModelConfig:
     """Read the published configuration with changes."""
     content = {key: value for key, value in {**PUBLISHED, **changes}.items() if key not in removed}
     (directory / "config.json").write_text(json.dumps(content))
     return read_config(directory)
+
+
+def attention_of(config: ModelConfig) -> GroupedQuery:
+    """Qwen3's kind of attention."""
+    assert isinstance(config.attention, GroupedQuery)
+    return config.attention
 
 
 def test_published_configuration_is_the_30b_model(tmp_path: Path) -> None:
@@ -96,7 +105,30 @@ def test_dense_layers_are_not_counted_as_moe(tmp_path: Path) -> None:
 
 def test_head_dim_defaults_to_its_share_of_hidden(tmp_path: Path) -> None:
     """As in `transformers`: hidden / heads where head_dim is missing."""
-    assert read(tmp_path, {}, removed=("head_dim",)).head_dim == 2048 // 32
+    assert attention_of(read(tmp_path, {}, removed=("head_dim",))).head_dim == 2048 // 32
+
+
+def test_the_coder_model_says_more_and_means_the_same(tmp_path: Path) -> None:
+    """Qwen3-Coder-30B-A3B writes down what others leave out."""
+    coder = {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True}
+
+    assert read(tmp_path, coder) == read(tmp_path, {})
+
+
+def test_long_contexts_are_yarn(tmp_path: Path) -> None:
+    """As Qwen3's documentation says to stretch 32k positions to 128k."""
+    config = read(
+        tmp_path, {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}
+    )
+
+    assert attention_of(config).rope.yarn == Yarn(factor=4.0, original_positions=32768.0)
+
+
+def test_fp8_weights_come_in_blocks(tmp_path: Path) -> None:
+    """As Qwen3-30B-A3B-FP8 says it."""
+    quantised = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+
+    assert read(tmp_path, {"quantization_config": quantised}).fp8_block == (128, 128)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +141,15 @@ def test_head_dim_defaults_to_its_share_of_hidden(tmp_path: Path) -> None:
         ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}),
         ("rope_scaling", {"type": "linear", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}),
+        (
+            "rope_scaling",
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 9, "truncate": False},
+        ),
+        ("use_qk_norm", False),
         ("quantization_config", {"quant_method": "fp8"}),
+        ("quantization_config", {"quant_method": "awq", "bits": 4}),
+        ("quantization_config", {"quant_method": "fp8", "weight_block_size": [128, 0]}),
+        ("quantization_config", {"quant_method": "fp8", "weight_block_size": [1, 1], "activation_scheme": "static"}),
         ("shared_expert_intermediate_size", 512),
         ("norm_topk_prob", "yes"),
         ("hidden_size", -1),

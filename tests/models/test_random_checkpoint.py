@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asap_ray.errors import ConfigError
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 from asap_ray.models.random_checkpoint import demo, make_random_checkpoint, tiny
 from tests.models.divided import batch_of, run_divided
 

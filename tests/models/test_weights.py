@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asap_ray.errors import ConfigError
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 from asap_ray.models.random_checkpoint import make_random_checkpoint, tiny
 from asap_ray.models.weights import Checkpoint, Shard
 
@@ -146,7 +146,7 @@ def test_an_incomplete_download_is_refused_before_any_weight(tmp_path: Path) -> 
 
 RESIDENT = """
 import re, sys, torch
-from asap_ray.models.qwen3_moe import load_model
+from asap_ray.models.model import load_model
 
 class Solo:
     rank, size = 0, int(sys.argv[3])

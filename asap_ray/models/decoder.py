@@ -1,0 +1,186 @@
+"""The decoder every family shares: the attention stage of one rank, all of a model but its routed experts."""
+
+# Shapes: S tokens of the batch padded to a multiple of T, R = S / T rows of this rank, P of them no padding,
+#         H hidden, B requests that get a token.
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from asap_ray.batch import Batch, Request, Token
+from asap_ray.models.config import ModelConfig
+from asap_ray.models.dense import DenseMLP
+from asap_ray.models.fused import rms_norm
+from asap_ray.models.passes import Answer, Cache, Pass, Sequence
+from asap_ray.models.router import Router
+from asap_ray.models.sampler import Sampler
+from asap_ray.models.vocabulary import Vocabulary
+from asap_ray.models.weights import Shard
+from asap_ray.protocol import Collective, Finished, Routed
+
+
+class DecoderLayer:
+    """One layer's share on rank j, up to its routed experts."""
+
+    def __init__(self, shard: Shard, config: ModelConfig, layer_idx: int) -> None:
+        name, hidden = f"model.layers.{layer_idx}", config.hidden
+        is_moe = layer_idx in config.moe_layers
+        self.attention = config.attention.layer(shard, config, layer_idx)
+        self.input_norm_H = shard.vector(f"{name}.input_layernorm.weight", hidden)
+        self.output_norm_H = shard.vector(f"{name}.post_attention_layernorm.weight", hidden)
+        self.router = Router(shard, config, layer_idx) if is_moe else None
+        mlp, width = (
+            (f"{name}.{config.names.block}.shared_experts", config.shared_intermediate)
+            if is_moe
+            else (f"{name}.mlp", config.dense_intermediate)
+        )
+        self.dense = DenseMLP(shard, mlp, hidden, width) if width else None  # every token goes through it
+
+
+class Decoder:
+    """`AttentionStage` for rank j of T: Megatron tensor and sequence parallelism.
+
+    The residual stream stays float32 and scattered, R rows a rank. It is gathered before each
+    matrix that is split by heads or columns, and the partial sums are reduce-scattered after it.
+    """
+
+    def __init__(self, shard: Shard, config: ModelConfig, collective: Collective) -> None:
+        self._config = config
+        self._collective = collective
+        self._dtype = shard.dtype
+        self.num_layers = len(config.moe_layers)
+        self._layers = [DecoderLayer(shard, config, layer_idx) for layer_idx in range(config.num_layers)]
+        self._vocabulary = Vocabulary(shard, config, collective)
+        self._norm_H = shard.vector("model.norm.weight", config.hidden)
+        self._kept: dict[str, Cache] = {}  # of prompts with chunks to come, by request id
+
+    @property
+    def num_kept(self) -> int:
+        """Prompts with chunks to come."""
+        return len(self._kept)
+
+    async def start(self, batch: Batch) -> Pass:
+        """See `AttentionStage`; the chunk before each chunk has started."""
+        with torch.inference_mode():
+            return self._start(batch)
+
+    def _start(self, batch: Batch) -> Pass:
+        for request_id in batch.forget:
+            self._kept.pop(request_id, None)
+        answers, start = [], 0
+        for request in batch.requests:
+            stop = start + request.num_tokens
+            sequence = Sequence(slice(start, stop), request.past_tokens, self._cache(request))
+            answers.append(Answer(request, Sampler(request.sampling), sequence))
+            start = stop
+        token_ids = b"".join(request.token_ids for request in batch.requests)  # as every CPU we run on: little-endian
+        return self._pass(answers, torch.from_numpy(np.frombuffer(token_ids, np.int32).copy()))
+
+    def _cache(self, request: Request) -> Cache | None:
+        """Where a request's keys and values stay; the chunks of one prompt share it. The last chunk takes it along."""
+        cache = self._kept.pop(request.request_id) if request.past_tokens else None
+        if request.kv_tokens and cache is None:
+            cache = Cache(self._layers[0].attention.kept, len(self._layers), request.kv_tokens, self._dtype)
+        if request.future_tokens and cache:
+            self._kept[request.request_id] = cache
+        return cache
+
+    def _pass(self, answers: list[Answer], token_ids_S: torch.Tensor) -> Pass:
+        num_tokens, size = len(token_ids_S), self._collective.size
+        rank_rows = -(-num_tokens // size)
+        padding = rank_rows * size - num_tokens
+        token_ids_S = functional.pad(token_ids_S, (0, padding))
+        positions = [torch.arange(a.sequence.num_cached, a.sequence.num_cached + a.sequence.num_rows) for a in answers]
+        positions_S = torch.cat((*positions, torch.zeros(padding, dtype=torch.int64)))
+        return Pass(
+            answers=answers,
+            angles=self._config.attention.rope.angles_at(positions_S),
+            residual_RH=self._vocabulary.embed(token_ids_S),
+            num_rows=min(max(num_tokens - self._collective.rank * rank_rows, 0), rank_rows),
+        )
+
+    async def attend(self, state: Pass, layer: int, expert_out: torch.Tensor | None) -> Routed:
+        """See `AttentionStage`; `hidden_SH` has this rank's rows without padding, in the compute type."""
+        with torch.inference_mode():
+            self._add_experts(state, expert_out)
+            return self._attend(state, self._config.moe_layers[layer])
+
+    def _attend(self, state: Pass, moe_layer_idx: int) -> Routed:
+        self._dense_layers(state, moe_layer_idx)
+        layer = self._layers[moe_layer_idx]
+        self._attention(state, layer)
+        state.layer_idx += 1
+        hidden_RH = rms_norm(state.residual_RH, layer.output_norm_H, self._config.rms_norm_eps)
+        hidden_PH = hidden_RH[: state.num_rows]
+        assert layer.router is not None
+        expert_ids_PK, weights_PK = layer.router(hidden_PH)
+        if layer.dense is not None:
+            self._mlp(state, layer.dense, hidden_RH.to(self._dtype))
+        return Routed(hidden_PH.to(self._dtype), expert_ids_PK, weights_PK)
+
+    async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
+        """See `AttentionStage`; rank 0 samples, every rank says the same."""
+        with torch.inference_mode():
+            self._add_experts(state, expert_out)
+            return self._finish(state)
+
+    def _finish(self, state: Pass) -> Finished:
+        self._dense_layers(state, self._config.num_layers)
+        if not state.sampling:
+            return Finished((), None)
+        logits_BV = self.logits(state)
+        message = None
+        if self._collective.rank == 0:
+            choices = [a.sampler.choose(logits_V) for a, logits_V in zip(state.sampling, logits_BV, strict=True)]
+            message = torch.tensor(choices, dtype=torch.int32).numpy().tobytes()
+        token_ids_B = torch.frombuffer(bytearray(self._collective.broadcast(message)), dtype=torch.int32)
+        tokens = [
+            answer.extend(token_id, logits_V)
+            for answer, token_id, logits_V in zip(state.sampling, token_ids_B.tolist(), logits_BV, strict=True)
+        ]
+        return Finished(tuple(tokens), self._next(state, tokens))
+
+    def logits(self, state: Pass) -> torch.Tensor:
+        """Float32 logits of the last row of each request that gets a token, [B, V], on every rank."""
+        last_B = torch.tensor([answer.sequence.rows.stop - 1 for answer in state.sampling])
+        num_rows = len(state.residual_RH)
+        own_B = last_B // num_rows == self._collective.rank
+        last_BH = state.residual_RH[last_B % num_rows] * own_B[:, None]  # one rank has each row, the others add zero
+        gathered_TBH = self._collective.all_gather(last_BH).unflatten(0, (-1, len(last_B)))
+        return self._vocabulary.logits(rms_norm(gathered_TBH.sum(0), self._norm_H, self._config.rms_norm_eps))
+
+    def _next(self, state: Pass, tokens: list[Token]) -> Pass | None:
+        """The decode step of the requests that want more."""
+        going = [(a, t) for a, t in zip(state.sampling, tokens, strict=True) if t.finish_reason is None]
+        if not going:
+            return None
+        for row, (answer, _) in enumerate(going):
+            sequence = answer.sequence
+            sequence.num_cached, sequence.rows = sequence.num_cached + sequence.num_rows, slice(row, row + 1)
+        return self._pass([a for a, _ in going], torch.tensor([t.token_id for _, t in going], dtype=torch.int32))
+
+    def _add_experts(self, state: Pass, expert_out_PH: torch.Tensor | None) -> None:
+        if expert_out_PH is not None:
+            state.residual_RH[: state.num_rows] += expert_out_PH
+
+    def _dense_layers(self, state: Pass, stop: int) -> None:
+        """Layers without routed experts, whole, from where the pass is up to `stop`."""
+        for layer in self._layers[state.layer_idx : stop]:
+            self._attention(state, layer)
+            assert layer.dense is not None
+            self._mlp(state, layer.dense, self._normalised(state, layer.output_norm_H))
+        state.layer_idx = stop
+
+    def _attention(self, state: Pass, layer: DecoderLayer) -> None:
+        rows_RA = layer.attention.compress(self._normalised(state, layer.input_norm_H))
+        partial_SH = layer.attention(self._collective.all_gather(rows_RA), state.angles, state.sequences)
+        state.residual_RH += self._collective.reduce_scatter(partial_SH)
+
+    def _mlp(self, state: Pass, mlp: DenseMLP, hidden_RH: torch.Tensor) -> None:
+        state.residual_RH += self._collective.reduce_scatter(mlp(self._collective.all_gather(hidden_RH)))
+
+    def _normalised(self, state: Pass, norm_H: torch.Tensor) -> torch.Tensor:
+        """This rank's rows in the compute type."""
+        return rms_norm(state.residual_RH, norm_H, self._config.rms_norm_eps, self._dtype)

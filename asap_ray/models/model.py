@@ -1,0 +1,61 @@
+"""A checkpoint that is understood, and the stages made of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from asap_ray.models.config import ModelConfig
+from asap_ray.models.decoder import Decoder
+from asap_ray.models.experts import ExpertStage, load_experts
+from asap_ray.models.families import read_config
+from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
+from asap_ray.models.weights import Checkpoint, Shard
+from asap_ray.protocol import Collective
+from asap_ray.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint of a supported family; its weights are read when a stage is made."""
+
+    directory: Path
+    config: ModelConfig
+    fingerprint: str  # of configuration and weights: devices that differ must not join
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the engine needs to know."""
+        return self.config.spec
+
+    def attention_stage(self, collective: Collective, compute_dtype: torch.dtype) -> Decoder:
+        """Everything but the routed experts, the share of one rank."""
+        with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
+            shard = Shard(checkpoint, collective.rank, collective.size, compute_dtype)
+            return Decoder(shard, self.config, collective)
+
+    def expert_stage(self, experts: range, compute_dtype: torch.dtype) -> ExpertStage:
+        """The routed experts of one device, by their global ids."""
+        with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
+            return load_experts(checkpoint, self.config, experts, compute_dtype)
+
+    def int8_expert_stage(self, experts: range) -> Int8ExpertStage:
+        """The same in int8, for rows of any compute type."""
+        with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
+            return load_int8_experts(checkpoint, self.config, experts)
+
+
+def load_model(directory: str | Path) -> Model:
+    """Read the configuration of a checkpoint, and fingerprint it; no weights yet.
+
+    Raises:
+        ConfigError: not a checkpoint of a supported family, or one with a setting that is not supported.
+    """
+    path = Path(directory)
+    config = read_config(path)
+    with Checkpoint(path) as checkpoint:
+        digest = hashlib.sha256(f"{config}{checkpoint.fingerprint()}".encode())
+    return Model(path, config, digest.hexdigest())
