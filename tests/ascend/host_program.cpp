@@ -1,6 +1,6 @@
-// Two processes on the fake runtime, an attention rank and a MoE device, each with a buffer that the
-// other opens by its key. Usage: host_program RUNTIME KERNELS PLAN_BYTES ITEM_BYTES, the Layout of
-// one rank and one device in int64 on stdin. Prints the sums of two tokens.
+// Two processes on the fake runtime, an attention rank and a MoE device, each with a buffer that
+// the other opens by its key. Usage: host_program RUNTIME KERNELS PLAN_BYTES ITEM_BYTES, the Layout
+// of one rank and one device in int64 on stdin. Prints the sums of two tokens.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -96,16 +96,17 @@ void attend(Die& die, const Layout& l, const Sizes& sizes, int to, int from) {
   void* hidden = die.copy(rows);
   void* out = die.zeros(rows.size() * sizeof(float));
   expect(die.run("asap_plan", status,
-                 {layout, plan, die.copy(experts), die.copy(std::vector<float>(experts.size(), 1.0f)),
-                  status, kNumTokens, 0, 1, 0}),
+                 {layout, plan, die.copy(experts),
+                  die.copy(std::vector<float>(experts.size(), 1.0f)), status, kNumTokens, 0, 1, 0}),
          "asap_plan");
-  expect(die.run("asap_dispatch_send", status, {layout, plan, hidden, table, abort, status, 0, 0, 0,
-                                                kEpoch, 0, kTimeoutCycles}),
+  expect(die.run("asap_dispatch_send", status,
+                 {layout, plan, hidden, table, abort, status, 0, 0, 0, kEpoch, 0, kTimeoutCycles}),
          "asap_dispatch_send");
   int code = kTimeout;
   while (code == kTimeout) {
-    code = die.run("asap_combine_recv", status, {layout, plan, own->memory(), out, abort, status, 0,
-                                                 kEpoch, 0, kTimeoutCycles, 0});
+    code =
+        die.run("asap_combine_recv", status,
+                {layout, plan, own->memory(), out, abort, status, 0, kEpoch, 0, kTimeoutCycles, 0});
   }
   expect(code, "asap_combine_recv");
   die.acl().copy(rows.data(), out, rows.size() * sizeof(float), Copy::device_to_host);
@@ -125,14 +126,15 @@ void serve(Die& die, const Layout& l, const Sizes& sizes, int to, int from) {
   void* table = die.copy(std::vector<void*>{peer->memory()});
   int code = kIdle;
   while (code == kIdle) {
-    code = die.run("asap_dispatch_recv", status,
-                   {layout, own->memory(), item, epochs, cursor, abort, status, 0, 0, kTimeoutCycles});
+    code =
+        die.run("asap_dispatch_recv", status,
+                {layout, own->memory(), item, epochs, cursor, abort, status, 0, 0, kTimeoutCycles});
   }
   expect(code, "asap_dispatch_recv");
   die.run("test_scale_rows", status, {layout, item, results, 0, 0});
-  expect(die.run("asap_combine_send", status,
-                 {layout, item, results, table, epochs, status, 0, 0, 0}),
-         "asap_combine_send");
+  expect(
+      die.run("asap_combine_send", status, {layout, item, results, table, epochs, status, 0, 0, 0}),
+      "asap_combine_send");
   std::array<char, 1> done{};
   if (read(from, done.data(), done.size()) != 0) throw std::runtime_error("unexpected message");
 }

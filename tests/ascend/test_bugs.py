@@ -17,9 +17,10 @@ from tests.csrc.world import Tokens, World
 
 SEEDS = 20
 RIGHT_SEEDS = 250  # of two scenarios each
-PATIENCE_CYCLES = 300_000
+PATIENCE_CYCLES = 150_000
 CAUGHT = 0.95
 TURNS = 3
+MESSAGES = 8  # one after the other into one slot
 
 
 def small(library: Path) -> Devices:
@@ -49,7 +50,7 @@ def rounds(library: Path, seed: int) -> bool:
             received += [(devices.receive(len(t.hidden_SH), 0, j, slot), t) for slot, t in enumerate(sent)]
     for e in range(2):
         for _ in range(2 * TURNS):
-            devices.serve(e)
+            devices.serve(e, streams=(0, 1, 2))
     return is_fine(devices, seed) and all(np.array_equal(out_SH, tokens.expected) for out_SH, tokens in received)
 
 
@@ -66,7 +67,7 @@ def rows_of(devices: Devices, e: int, sent: list[Tokens]) -> NDArray[np.float32]
 def pressure(library: Path, seed: int) -> bool:
     """Message after message into one slot, held back by credit alone: every item has its own rows."""
     devices = small(library)
-    turns = [[devices.world.tokens(6, seed=seed + 10 * turn + j) for j in range(2)] for turn in range(TURNS)]
+    turns = [[devices.world.tokens(6, seed=seed + 10 * turn + j) for j in range(2)] for turn in range(MESSAGES)]
     for turn, sent in enumerate(turns):
         for j, tokens in enumerate(sent):
             devices.send(tokens, 0, j, sequence=turn + 1)

@@ -15,10 +15,10 @@ from tests.csrc.world import World
 
 FAULTS = {
     "copied out while copied in": "hazard: MTE3 reads what MTE2 writes",
-    "filled while copied out": "hazard: MTE2 writes what MTE3 reads",
+    "filled while copied out": "hazard: MTE2 writes what",
     "scalar write not ordered": "hazard: MTE3 reads what S writes",
     "scalar read not ordered": "hazard: S reads what MTE2 writes",
-    "vector after vector": "hazard: V reads what V writes",
+    "vector after vector": "what V writes, and nothing orders them",
     "nothing written": "copy out of what nothing has written",
     "buffer too large": "unified buffer: 196608 bytes asked for, it has 188160",
     "access behind the end": "access behind the end",

@@ -10,7 +10,7 @@ namespace {
 constexpr int kRepeatedInit = 100002;  // somebody, torch_npu perhaps, has done it already
 constexpr int kHugePagesFirst = 0;
 constexpr std::size_t kKeyBytes = 65;
-constexpr std::uint64_t kAnyProcess = 1;     // no list of process ids for the key
+constexpr std::uint64_t kAnyProcess = 1;  // no list of process ids for the key
 constexpr std::uint64_t kEnablePeerAccess = 1;
 
 template <class Pointer>

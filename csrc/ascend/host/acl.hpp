@@ -67,8 +67,8 @@ class Acl {
     int (*aclrtSynchronizeStream)(Stream);
     int (*aclrtBinaryLoadFromFile)(const char*, void*, Binary*);
     int (*aclrtBinaryGetFunction)(Binary, const char*, Function*);
-    int (*aclrtLaunchKernelWithHostArgs)(Function, std::uint32_t, Stream, void*, void*,
-                                         std::size_t, void*, std::size_t);
+    int (*aclrtLaunchKernelWithHostArgs)(Function, std::uint32_t, Stream, void*, void*, std::size_t,
+                                         void*, std::size_t);
     const char* (*aclGetRecentErrMsg)();
   };
 

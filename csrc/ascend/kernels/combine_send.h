@@ -50,8 +50,8 @@ class CombineSend {
   __aicore__ inline void write_results() {
     for (int64_t j = 0; j < l_.tp; ++j) {
       const RankPart part = item_.part(j);
-      const Address to = attention(j).results(slot_) +
-                         part.head.GetValue(kPartReplyOffset) * l_.row_bytes;
+      const Address to =
+          attention(j).results(slot_) + part.head.GetValue(kPartReplyOffset) * l_.row_bytes;
       if (call_.combine == kReduced) {
         sum_rows(to, part);
       } else {

@@ -16,7 +16,8 @@ class Carver {
   template <class T>
   __aicore__ inline GlobalTensor<T> next(int64_t count) {
     const GlobalTensor<T> area = array<T>(begin_ + num_bytes);
-    num_bytes += (count * static_cast<int64_t>(sizeof(T)) + kFlagBytes - 1) / kFlagBytes * kFlagBytes;
+    num_bytes +=
+        (count * static_cast<int64_t>(sizeof(T)) + kFlagBytes - 1) / kFlagBytes * kFlagBytes;
     return area;
   }
   int64_t num_bytes = 0;
@@ -125,7 +126,8 @@ class Planner {
   __aicore__ inline void fill(const Choices& choices) {
     forget();
     for (int64_t e = 0; e < l_.moe_devices; ++e) next_row_.SetValue(e, plan_.row_begin.GetValue(e));
-    for (int64_t x = 0; x < l_.num_experts; ++x) next_pair_.SetValue(x, plan_.pair_begin.GetValue(x));
+    for (int64_t x = 0; x < l_.num_experts; ++x)
+      next_pair_.SetValue(x, plan_.pair_begin.GetValue(x));
     num_terms_ = 0;
     plan_.terms.begin.SetValue(0, 0);
     for (int64_t token = 0; token < choices.num_tokens; ++token) {

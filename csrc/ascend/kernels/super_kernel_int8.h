@@ -124,8 +124,8 @@ class Int8SuperKernel {
                               weights.at(kGateUp, tile.expert), {rows, 2 * width, hidden});
     for (int64_t n = 0; n < rows; ++n) activate(n, weights.at(kGateUpScale, tile.expert));
     PipeBarrier<PIPE_ALL>();  // mixed rows before they are multiplied
-    multiply<int8_t, int32_t>(int8_product_, products_, quantised_,
-                              weights.at(kDown, tile.expert), {rows, hidden, width});
+    multiply<int8_t, int32_t>(int8_product_, products_, quantised_, weights.at(kDown, tile.expert),
+                              {rows, hidden, width});
     for (int64_t n = 0; n < rows; ++n) store_row(tile, n, weights.at(kDownScale, tile.expert));
     PipeBarrier<PIPE_ALL>();  // products read before the next tile's
   }
@@ -133,8 +133,8 @@ class Int8SuperKernel {
   __aicore__ inline void quantise_row(const Tile& tile, int64_t n) {
     const LocalTensor<float> row = gate_.template Get<float>();
     row_caster_.load(row, item_.rows() + (tile.first + n) * l_.row_bytes);
-    remember(n, quantiser_.quantise(quantised_ + n * l_.hidden, row,
-                                    static_cast<uint32_t>(l_.hidden)));
+    remember(
+        n, quantiser_.quantise(quantised_ + n * l_.hidden, row, static_cast<uint32_t>(l_.hidden)));
   }
 
   __aicore__ inline void activate(int64_t n, Address scales) {

@@ -68,8 +68,8 @@ void DataCopyPad(const LocalTensor<T>& to, const GlobalTensor<T>& from,
   auto* unified = reinterpret_cast<std::uint8_t*>(core.unified.data());
   const twin::Touch touch =
       to.touch(0, ((how.blockCount - 1) * local_step + padded(how.blockLen)) / sizeof(T), true);
-  CopyInPieces pieces({unified + to.begin(), source, how.blockCount, how.blockLen, local_step,
-                       global_step});
+  CopyInPieces pieces(
+      {unified + to.begin(), source, how.blockCount, how.blockLen, local_step, global_step});
   core.issue(PIPE_MTE2, {touch}, [pieces, &core, unified](twin::Random& random) mutable {
     return pieces.advance(random, [&](std::uint8_t* target, const std::uint8_t* bytes, auto size) {
       std::memcpy(target, bytes, size);
@@ -107,19 +107,19 @@ void DataCopyPad(const GlobalTensor<T>& to, const LocalTensor<T>& from,
   auto* unified = reinterpret_cast<std::uint8_t*>(core.unified.data());
   const twin::Touch touch =
       from.touch(0, ((how.blockCount - 1) * local_step + how.blockLen) / sizeof(T), false);
-  CopyInPieces pieces({target, unified + from.begin(), how.blockCount, how.blockLen, global_step,
-                       local_step});
-  core.issue(PIPE_MTE3, {touch},
-             [pieces, &core, unified, adds = core.adds](twin::Random& random) mutable {
-    return pieces.advance(random, [&](std::uint8_t* out, const std::uint8_t* bytes, auto size) {
-      const auto first = core.is_set.begin() + (bytes - unified);
-      if (std::find(first, first + static_cast<std::ptrdiff_t>(size), false) !=
-          first + static_cast<std::ptrdiff_t>(size)) {
-        throw twin::Fault("copy out of what nothing has written");
-      }
-      adds ? add_elements<T>(out, bytes, size) : (void)std::memcpy(out, bytes, size);
-    });
-  });
+  CopyInPieces pieces(
+      {target, unified + from.begin(), how.blockCount, how.blockLen, global_step, local_step});
+  core.issue(
+      PIPE_MTE3, {touch}, [pieces, &core, unified, adds = core.adds](twin::Random& random) mutable {
+        return pieces.advance(random, [&](std::uint8_t* out, const std::uint8_t* bytes, auto size) {
+          const auto first = core.is_set.begin() + (bytes - unified);
+          if (std::find(first, first + static_cast<std::ptrdiff_t>(size), false) !=
+              first + static_cast<std::ptrdiff_t>(size)) {
+            throw twin::Fault("copy out of what nothing has written");
+          }
+          adds ? add_elements<T>(out, bytes, size) : (void)std::memcpy(out, bytes, size);
+        });
+      });
 }
 
 // The hardware drops what does not fill a block of 32 B; here that is a fault.

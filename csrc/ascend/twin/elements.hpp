@@ -24,8 +24,8 @@ inline float widen(bfloat16_t x) {
 inline float widen(half x) {
   const int exponent = x.bits >> 10 & 31;
   const float fraction = static_cast<float>(x.bits & 1023);
-  float value = exponent == 0 ? std::ldexp(fraction, -24)
-                              : std::ldexp(fraction + 1024.0f, exponent - 25);
+  float value =
+      exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024.0f, exponent - 25);
   if (exponent == 31) {
     value = fraction == 0 ? std::numeric_limits<float>::infinity()
                           : std::numeric_limits<float>::quiet_NaN();

@@ -174,7 +174,8 @@ class TPipe {
 template <HardEvent event>
 void SetFlag(std::int32_t id) {
   constexpr int kEvent = static_cast<int>(event);
-  twin::this_core().set_flag(static_cast<pipe_t>(kEvent >> 4), static_cast<pipe_t>(kEvent & 15), id);
+  twin::this_core().set_flag(static_cast<pipe_t>(kEvent >> 4), static_cast<pipe_t>(kEvent & 15),
+                             id);
 }
 
 template <HardEvent event>

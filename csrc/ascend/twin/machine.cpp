@@ -12,7 +12,8 @@ thread_local Grid* current_grid = nullptr;
 Cores times(const Cores& cores, int count) { return {cores.vector * count, cores.cube * count}; }
 
 bool fit(const Cores& used, const Cores& wanted) {
-  return used.vector + wanted.vector <= kDieCores.vector && used.cube + wanted.cube <= kDieCores.cube;
+  return used.vector + wanted.vector <= kDieCores.vector &&
+         used.cube + wanted.cube <= kDieCores.cube;
 }
 
 }  // namespace
@@ -110,7 +111,8 @@ void Machine::retire() {
 void Machine::run(std::uint64_t max_steps) {
   start();
   while (!running_.empty()) {
-    if (++now_ > max_steps) throw Fault("hang after " + std::to_string(max_steps) + " steps:" + text());
+    if (++now_ > max_steps)
+      throw Fault("hang after " + std::to_string(max_steps) + " steps:" + text());
     auto chosen = running_.begin();
     std::advance(chosen, static_cast<std::ptrdiff_t>(random_() % running_.size()));
     Grid& grid = *chosen->second;

@@ -75,7 +75,7 @@ class Machine {
   Random random_;
   std::uint64_t now_ = 0;
   std::map<Stream, std::deque<std::pair<int, Launch>>> streams_;  // with their numbers
-  std::vector<bool> is_over_;                                    // per launch
+  std::vector<bool> is_over_;                                     // per launch
   std::map<Stream, std::unique_ptr<Grid>> running_;
   std::map<int, Cores> in_use_;  // per device
 };

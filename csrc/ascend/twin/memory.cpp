@@ -26,7 +26,7 @@ DataCache::Line& DataCache::line_of(std::uintptr_t address, std::size_t num_byte
   if (is_new) {
     memory_.check(reinterpret_cast<const void*>(address), num_bytes, "scalar access");
     std::memcpy(entry->second.bytes.data(), reinterpret_cast<const void*>(begin), kLineBytes);
-    entry->second.is_dirty = false;
+    entry->second.is_dirty = entry->second.is_written = false;
   }
   return entry->second;
 }
@@ -40,7 +40,7 @@ void DataCache::write(void* to, const void* from, std::size_t num_bytes) {
   const auto address = reinterpret_cast<std::uintptr_t>(to);
   Line& line = line_of(address, num_bytes);
   std::memcpy(&line.bytes[address % kLineBytes], from, num_bytes);
-  line.is_dirty = true;
+  line.is_dirty = line.is_written = true;
   if (random_() % 16 == 0) write_back_some();
 }
 
@@ -51,7 +51,8 @@ void DataCache::write_back(std::uintptr_t begin, Line& line) {
 
 void DataCache::write_back_some() {
   auto entry = lines_.begin();
-  std::advance(entry, static_cast<std::ptrdiff_t>(random_() % std::min<std::size_t>(lines_.size(), 32)));
+  std::advance(entry,
+               static_cast<std::ptrdiff_t>(random_() % std::min<std::size_t>(lines_.size(), 32)));
   write_back(entry->first, entry->second);
 }
 
@@ -68,8 +69,8 @@ void DataCache::clean_and_invalidate_all() {
   lines_.clear();
 }
 
-bool DataCache::is_dirty() const {
-  return std::ranges::any_of(lines_, [](const auto& entry) { return entry.second.is_dirty; });
+bool DataCache::is_written() const {
+  return std::ranges::any_of(lines_, [](const auto& entry) { return entry.second.is_written; });
 }
 
 }  // namespace asap::twin

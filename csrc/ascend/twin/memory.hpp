@@ -41,13 +41,14 @@ class DataCache {
   void write(void* to, const void* from, std::size_t num_bytes);
   void clean_and_invalidate(const void* address);
   void clean_and_invalidate_all();
-  bool is_dirty() const;
+  bool is_written() const;
 
  private:
   static constexpr std::uintptr_t kLineBytes = 64;
   struct Line {
     std::array<std::byte, kLineBytes> bytes;
-    bool is_dirty;
+    bool is_dirty;    // memory is behind
+    bool is_written;  // and the kernel has not cleaned it, wherever it may be by now
   };
   Line& line_of(std::uintptr_t address, std::size_t num_bytes);
   void write_back(std::uintptr_t begin, Line& line);

@@ -1,5 +1,5 @@
-// A libascendcl for tests: device memory is shared host memory, a kernel runs on the twin before its
-// launch returns. What is not here does not exist, so that nothing passes on a stub.
+// A libascendcl for tests: device memory is shared host memory, a kernel runs on the twin before
+// its launch returns. What is not here does not exist, so that nothing passes on a stub.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -45,7 +45,7 @@ int device = -1;
 void* map_shared(const std::string& name, std::size_t num_bytes, int flags) {
   const int file = shm_open(name.c_str(), flags, 0600);
   if (file < 0) return nullptr;
-  struct stat status {};
+  struct stat status{};
   if ((flags & O_CREAT) != 0 && ftruncate(file, static_cast<off_t>(num_bytes)) != 0) return nullptr;
   fstat(file, &status);
   const auto size = static_cast<std::size_t>(status.st_size);
