@@ -55,7 +55,6 @@ BUGS = {
         "DataCopyPadExtParams<float>{});\n    order<HardEvent::MTE2_V>();\n",
         "DataCopyPadExtParams<float>{});\n",
     ),
-    "vector instructions not ordered": Bug("rows.h", "      PipeBarrier<PIPE_V>();\n      Axpy(", "      Axpy("),
     "credit before the rows are read": Bug("dispatch_recv.h", "    meet();  // rows before credit\n"),
     "credit by one block for all": Bug(
         "sync.h", "  PipeBarrier<PIPE_ALL>();\n  SyncAll();\n", "  PipeBarrier<PIPE_ALL>();\n"

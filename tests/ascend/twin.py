@@ -27,9 +27,9 @@ class Wrong(Exception):
     """What the twin says of a kernel that does the forbidden or never ends."""
 
 
-def compiled(source: Path, target: Path, *flags: str) -> Path:
-    """An object file, made again only when something under csrc is newer."""
-    sources = [*ROOT.glob("csrc/ascend/*/*"), *ROOT.glob("csrc/include/*/*"), source]
+def compiled(source: Path, target: Path, kernels: Path, *flags: str) -> Path:
+    """An object file, made again only when something under csrc or one of the kernels is newer."""
+    sources = [*ROOT.glob("csrc/ascend/*/*"), *ROOT.glob("csrc/include/*/*"), *kernels.glob("*")]
     newest = max(path.stat().st_mtime for path in sources)
     if not target.exists() or target.stat().st_mtime < newest:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +41,8 @@ def build(kernels: Path = KERNELS, name: str = "kernels") -> Path:
     """The library with the kernels of one folder; everything else is compiled once."""
     folder = ROOT / "build/ascend"
     parts = ["fiber", "memory", "core", "machine", "layout_places"]
-    objects = [compiled(TWIN / f"{part}.cpp", folder / f"{part}.o") for part in parts]
-    objects.append(compiled(TWIN / "library.cpp", folder / f"{name}.o", f"-I{TWIN}", f"-I{kernels}"))
+    objects = [compiled(TWIN / f"{part}.cpp", folder / f"{part}.o", KERNELS) for part in parts]
+    objects.append(compiled(TWIN / "library.cpp", folder / f"{name}.o", kernels, f"-I{TWIN}", f"-I{kernels}"))
     library = folder / f"{name}.so"
     subprocess.run(["g++", "-shared", *map(str, objects), "-o", str(library)], check=True)
     return library

@@ -56,7 +56,7 @@ class RowCaster {
     pipe.InitBuffer(narrow_, width * sizeof(T));
   }
 
-  // Into `wide`, whose earlier uses by the vector pipe it waits for.
+  // Into `wide`. Everything the vector pipe has done comes before it, and it before what follows.
   __aicore__ inline void load(const LocalTensor<float>& wide, Address from) {
     const LocalTensor<T> row = narrow_.template Get<T>();
     order<HardEvent::V_MTE2>();
@@ -134,10 +134,8 @@ class RowSum {
     for (int64_t t = terms.begin.GetValue(n); t < end; ++t) {
       const int64_t row_bytes = static_cast<int64_t>(width_ * sizeof(T));
       caster_.load(row, from + terms.rows.GetValue(t) * row_bytes);
-      PipeBarrier<PIPE_V>();
       Axpy(sum, row, terms.weights.GetValue(t), width_);
     }
-    PipeBarrier<PIPE_V>();
     caster_.store(to, sum);
   }
 
