@@ -102,10 +102,6 @@ class LocalTensor {
     const auto skip = static_cast<std::uint32_t>(offset * sizeof(T));
     return {begin_ + skip, num_bytes_ - skip};
   }
-  template <class U>
-  LocalTensor<U> ReinterpretCast() const {
-    return {begin_, num_bytes_};
-  }
   T GetValue(std::uint32_t offset) const {
     twin::this_core().scalar_touch(touch(offset, 1, false));
     require_set(offset, 1);

@@ -61,12 +61,6 @@ void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode,
 }
 
 template <class T>
-void Add(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,
-         std::uint32_t count) {
-  issue_map(to, count, [](T x, T y) { return x + y; }, a, b);
-}
-
-template <class T>
 void Mul(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,
          std::uint32_t count) {
   issue_map(to, count, [](T x, T y) { return x * y; }, a, b);
