@@ -184,6 +184,9 @@ def _links() -> dict[str, Any]:
         "type": "dashboards",
         "title": "asap-ray",
         "tags": [TAG],
+        "icon": "dashboard",
+        "tooltip": "",
+        "targetBlank": False,
         "asDropdown": True,
         "includeVars": True,
         "keepTime": True,
@@ -209,7 +212,6 @@ def _label_values(name: str, label: str, metric: Metric) -> dict[str, Any]:
         "label": label,
         "datasource": _DATASOURCE,
         "query": {"query": query, "refId": name},
-        "definition": query,
         "refresh": 2,  # when the time range changes
         "includeAll": True,
         "allValue": ".*",
