@@ -1,4 +1,4 @@
-"""The command line: asap-ray serve | replay | demo | simulate | sweep | report | plan | layout | make-model."""
+"""The command line: `asap-ray --help` lists its commands."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from asap_ray import __version__
+from asap_ray.cli.dashboards import dashboards
 from asap_ray.cli.demo import demo
 from asap_ray.cli.layout import layout
 from asap_ray.cli.make_model import make_model
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 for command in (serve, replay, demo, simulate, sweep, report, plan, layout, make_model):
     app.command()(command)
+app.add_typer(dashboards, name="dashboards")
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def serve_yaml(plan: Plan, checkpoint: str) -> str:
         f"mean TTFT {planned.ttft_mean_s:.2f} s at {plan.load_rps:.1f} RPS",
         *(need.text() for need in planned.candidate.needs),
         "`device` is cpu: no other backend serves yet (docs/limits.md). `model` is a directory to be filled in;",
-        "asap-ray serve loads Qwen3-MoE checkpoints only (docs/models.md) and refuses any other by name.",
+        "asap-ray serve loads the families of docs/models.md and refuses any other by name.",
     )
     return "".join(f"# {line}\n" for line in says) + yaml.safe_dump(chosen, sort_keys=False)
 

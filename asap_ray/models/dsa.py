@@ -7,7 +7,7 @@ attention then sees the `top_k` best alone, so its own cost is linear in the len
 # Shapes: S tokens of the batch, R rows of this rank, n queries of one request over its m tokens so far, H hidden,
 #         N heads of this rank, Q rank of the queries' latent, C of the keys' and values', D dimensions of a query,
 #         V of a value, W of what the cache keeps, I heads of the indexer, X their dimensions, K tokens chosen,
-#         A = Q + W + X + I, b queries of one block.
+#         A = Q + W + X + I, q queries of a section, b of a block.
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
 from asap_ray.models.weights import Shard
 
-BLOCK: Final = 1 << 24
-"""Numbers a block of queries may make: scores of the indexer's heads, and latents chosen."""
+BLOCK: Final = 1 << 21
+"""Numbers a block of queries may make: scores of the indexer's heads, and latents chosen; 8 MiB are still in cache."""
+
+SECTION: Final = 128
+"""Queries that meet the up-projections together: one alone would read all their weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +129,14 @@ class SparseLatentAttention:
         for sequence in sequences:
             own = sequence.rows
             kept_1mW, index_key_1mX = sequence.extend(self._layer_idx, kept_S1W[own], index_key_S1X[own])
-            num_all = min(
-                max(sizes.top_k - sequence.num_cached, 0), sequence.num_rows
-            )  # queries that see top_k at most
+            # Queries that see no more than top_k tokens attend to all of them.
+            num_all = min(max(sizes.top_k - sequence.num_cached, 0), sequence.num_rows)
             dense, sparse = slice(own.start, own.start + num_all), slice(own.start + num_all, own.stop)
             if num_all:
                 mixed_SNV[dense] = self._latent.attend(query_SND[dense], kept_1mW[:, : sequence.num_cached + num_all])
             if num_all < sequence.num_rows:
-                index = index_query_SIX[sparse], weights_SI[sparse], index_key_1mX[0].float()
-                self._attend_chosen(mixed_SNV[sparse], query_SND[sparse], kept_1mW[0], index)
+                index = index_query_SIX[sparse], weights_SI[sparse], index_key_1mX[0].float().contiguous()
+                self._attend_chosen(mixed_SNV[sparse], query_SND[sparse], kept_1mW[0].contiguous(), index)
         return self._latent.combine(mixed_SNV)
 
     def _attend_chosen(
@@ -147,22 +149,30 @@ class SparseLatentAttention:
         """Attention of the last n of m tokens to the `top_k` each of them wants most; fills `mixed_nNV`."""
         index_query_nIX, weights_nI, index_key_mX = index
         num_past = len(kept_mW) - len(query_nND)
-        for block in self.blocks(len(query_nND), len(kept_mW)):
-            key_sX = index_key_mX[: num_past + block.stop]
-            scores_bs = score(index_query_nIX[block], weights_nI[block], key_sX)
-            chosen_bK = scores_bs.topk(self._sizes.top_k, dim=-1, sorted=False).indices
-            mixed_nNV[block] = self.attend_to(query_nND[block], kept_mW[chosen_bK])
+        for section in slices_of(range(len(query_nND)), SECTION):
+            query_qNW = self._latent.absorb(query_nND[section])
+            latent_qNC = query_qNW.new_empty(*query_qNW.shape[:2], self._sizes.latent.latent_rank)
+            for block in slices_of(range(section.start, section.stop), self.block_size(len(kept_mW))):
+                key_sX = index_key_mX[: num_past + block.stop]
+                scores_bs = score(index_query_nIX[block], weights_nI[block], key_sX)
+                chosen_bK = scores_bs.topk(self._sizes.top_k, dim=-1, sorted=False).indices
+                own = slice(block.start - section.start, block.stop - section.start)
+                latent_qNC[own] = self.mix(query_qNW[own], kept_mW, chosen_bK)
+            mixed_nNV[section] = self._latent.raise_values(latent_qNC)
 
-    def attend_to(self, query_bND: torch.Tensor, chosen_bKW: torch.Tensor) -> torch.Tensor:
-        """Attention of each query to tokens of its own, [b, N, V]: the cost does not depend on the prompt's length."""
-        query_bNW = self._latent.absorb(query_bND)
+    def mix(self, query_bNW: torch.Tensor, kept_mW: torch.Tensor, chosen_bK: torch.Tensor) -> torch.Tensor:
+        """Each head's mix of the latents chosen, [b, N, C]: its cost does not depend on the prompt's length."""
+        chosen_bKW = kept_mW.index_select(0, chosen_bK.flatten()).view(*chosen_bK.shape, kept_mW.shape[1])
         shares_bNK = torch.softmax((query_bNW @ chosen_bKW.mT).float(), dim=-1).to(query_bNW.dtype)
-        return self._latent.raise_values(shares_bNK @ chosen_bKW[..., : self._sizes.latent.latent_rank])
+        return shares_bNK @ chosen_bKW[..., : self._sizes.latent.latent_rank]
 
-    def blocks(self, num_queries: int, num_tokens: int) -> Iterator[slice]:
-        """As many queries at a time as `BLOCK` allows."""
+    def block_size(self, num_tokens: int) -> int:
+        """As many queries over so many tokens as `BLOCK` allows."""
         sizes = self._sizes
-        a_query = max(sizes.num_heads * num_tokens, sizes.top_k * sizes.latent.kept_dim)
-        step = max(1, BLOCK // a_query)
-        for start in range(0, num_queries, step):
-            yield slice(start, min(start + step, num_queries))
+        return max(1, BLOCK // max(sizes.num_heads * num_tokens, sizes.top_k * sizes.latent.kept_dim))
+
+
+def slices_of(positions: range, step: int) -> Iterator[slice]:
+    """Positions, `step` at a time."""
+    for start in positions[::step]:
+        yield slice(start, min(start + step, positions.stop))

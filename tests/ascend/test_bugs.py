@@ -15,6 +15,8 @@ from tests.ascend.devices import OK, Devices
 from tests.ascend.twin import Twin, Wrong, build
 from tests.csrc.world import Tokens, World
 
+pytestmark = pytest.mark.thorough
+
 SEEDS = 20
 RIGHT_SEEDS = 250  # of two scenarios each
 PATIENCE_CYCLES = 150_000

@@ -101,7 +101,7 @@ def test_a_long_prompt_runs_in_pieces_on_one_group(config: ServeConfig, model: S
     """A turn is 32 tokens here: 64 are two pieces, and one answer that continues where the prompt began."""
 
     async def scenario() -> list[int]:
-        service = PrefillService(config, model, groups)
+        service = PrefillService(replace(config, policy="asap"), model, groups)
         return [event.token.token_id for event in await tokens_of(service, [request("long", 64, max_tokens=3)])]
 
     assert asyncio.run(scenario()) == [7, 7, 7]
@@ -115,7 +115,7 @@ def test_a_solo_that_leaves_the_queue_lets_go_of_its_group(
     """A slot is free but kept for a solo prompt; when its client leaves, the prompt behind it starts at once."""
 
     async def scenario() -> list[str]:
-        service = PrefillService(replace(config, policy="paper"), model, gated)
+        service = PrefillService(config, model, gated)
         tasks = [await queue(service, f"running-{k}") for k in range(3)]
         solo = await queue(service, "solo", num_tokens=40)
         tasks.append(await queue(service, "behind"))

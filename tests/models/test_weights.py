@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -167,6 +169,15 @@ print(anonymous() - before, mapped() - before_mapped)
 """
 
 
+def resident_after_loading(directory: Path, device: str, size: int) -> tuple[int, int]:
+    """Bytes of its own, and of mapped files, that loading one of `size` devices adds to a process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(directory), device, str(size)], capture_output=True, text=True, check=True
+    )
+    anonymous, mapped = map(int, ran.stdout.split())
+    return anonymous, mapped
+
+
 @pytest.mark.parametrize(("device", "size"), [("experts", 1), ("experts", 4), ("attention", 1), ("attention", 4)])
 def test_a_device_holds_little_more_than_its_share(tmp_path: Path, device: str, size: int) -> None:
     """Resident memory of one of `size` devices after loading: its own bytes, and at most 6 MiB beside them."""
@@ -175,10 +186,26 @@ def test_a_device_holds_little_more_than_its_share(tmp_path: Path, device: str, 
     tensors = load_file(tmp_path / "model.safetensors")
     share = sum(t.nbytes for name, t in tensors.items() if (".experts." in name) == (device == "experts")) / size
 
-    ran = subprocess.run(
-        [sys.executable, "-c", RESIDENT, str(tmp_path), device, str(size)], capture_output=True, text=True, check=True
+    anonymous, mapped = resident_after_loading(tmp_path, device, size)
+
+    assert abs(anonymous - share) < 6 << 20
+    assert mapped < 6 << 20
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_latent_attention_shares_all_but_the_way_down(transformers_model: Callable[..., Any], size: int) -> None:
+    """Projections to the latents, the indexer and the router are whole on each of `size` ranks; the rest is divided."""
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 16, "qk_nope_head_dim": 64, "v_head_dim": 64}
+    directory, _ = transformers_model("DeepseekV32", hidden_size=512, vocab_size=8192, intermediate_size=2048, **heads)
+    tensors = load_file(directory / "model.safetensors")
+    whole = ("q_a_", "kv_a_", "indexer", ".gate.", "norm")
+    share = sum(
+        tensor.nbytes if any(part in name for part in whole) else tensor.nbytes // size
+        for name, tensor in tensors.items()
+        if ".experts." not in name
     )
-    anonymous, mapped = map(int, ran.stdout.split())
+
+    anonymous, mapped = resident_after_loading(directory, "attention", size)
 
     assert abs(anonymous - share) < 6 << 20
     assert mapped < 6 << 20

@@ -1,0 +1,74 @@
+"""The tensors behind the blocks of one rank: rows go in behind a prefix, and come out side by side."""
+
+# Shapes: L layers, N blocks, G heads of a kind, P tokens of a block, W elements of a row, D of one of its parts,
+#         R = N * G * P rows of a layer, B blocks of one request, C = B * P tokens they have room for, n tokens of one
+#         pass, m tokens of a request so far.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from asap_ray.kvcache.kinds import CacheKind, CacheSpec
+
+
+class Storage:
+    """Pages of every kind, [L, N, G, P, W]: a layer's page of a block is contiguous, so one read hands it off.
+
+    With key and value side by side, a page of grouped-query attention is what vLLM's decode instances pull
+    ([G, P, 2 D]); MLA's is [P, W], as G is 1. Memory is touched as blocks fill.
+    """
+
+    def __init__(self, spec: CacheSpec, num_blocks: int) -> None:
+        self.spec = spec
+        self._pages: dict[str, torch.Tensor] = {}
+        self._parts: dict[str, list[torch.Tensor]] = {}  # views of the pages, [L, R, D]
+        for kind in spec.kinds:
+            shape = (spec.num_layers, num_blocks, kind.heads, spec.block_size, kind.width)
+            dtype = getattr(torch, spec.element)  # its values are torch's names
+            pages_LNGPW = self._pages[kind.name] = torch.empty(shape, dtype=dtype)
+            self._parts[kind.name] = list(torch.split(pages_LNGPW.flatten(1, 3), list(kind.parts), dim=-1))
+
+    def pages(self, name: str) -> torch.Tensor:
+        """All pages of a kind, [L, N, G, P, W], for a transport to register."""
+        return self._pages[name]
+
+    def places(self, kind: CacheKind, table: Sequence[int]) -> torch.Tensor:
+        """Which rows of a layer are those of each token that a table has room for, [G, C] int64."""
+        block_B11 = torch.tensor(table, dtype=torch.int64)[:, None, None]
+        head_G1, offset_P = torch.arange(kind.heads)[:, None], torch.arange(self.spec.block_size)
+        place_BGP = (block_B11 * kind.heads + head_G1) * self.spec.block_size + offset_P
+        return place_BGP.transpose(0, 1).flatten(1)
+
+    def write(self, name: str, layer_idx: int, place_Gn: torch.Tensor, rows_GnD: Sequence[torch.Tensor]) -> None:
+        """Put each part of n rows of a layer into their places."""
+        for part_LRD, part_GnD in zip(self._parts[name], rows_GnD, strict=True):
+            part_LRD[layer_idx].index_copy_(0, place_Gn.flatten(), part_GnD.flatten(0, 1))
+
+    def read(self, name: str, layer_idx: int, place_Gm: torch.Tensor) -> list[torch.Tensor]:
+        """Each part of m rows of a layer, [G, m, D], contiguous."""
+        place = place_Gm.flatten()
+        return [
+            part_LRD[layer_idx].index_select(0, place).view(*place_Gm.shape, part_LRD.shape[-1])
+            for part_LRD in self._parts[name]
+        ]
+
+
+class PagedRows:
+    """What one request keeps on one rank, in the blocks of its table, some of which a prefix hit has filled."""
+
+    def __init__(self, storage: Storage, table: Sequence[int], cached_tokens: int) -> None:
+        self._storage = storage
+        self._places = {kind.name: storage.places(kind, table) for kind in storage.spec.kinds}  # [G, C]
+        self._cached_tokens = cached_tokens
+        self._num_filled: dict[tuple[str, int], int] = {}  # by kind and layer, where this request has written
+
+    def extend(self, name: str, layer_idx: int, num_cached: int, *rows_GnD: torch.Tensor) -> list[torch.Tensor]:
+        """Keep n more tokens of a layer behind the first `num_cached`, each part; all so far, [G, m, D]."""
+        filled = self._num_filled.get((name, layer_idx), self._cached_tokens)
+        assert filled == num_cached, "a chunk runs ahead of the one before it"
+        stop = self._num_filled[name, layer_idx] = num_cached + rows_GnD[0].shape[1]
+        place_GC = self._places[name]
+        self._storage.write(name, layer_idx, place_GC[:, num_cached:stop], rows_GnD)
+        return self._storage.read(name, layer_idx, place_GC[:, :stop])
