@@ -2,8 +2,9 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/*/*/*.hpp)
-CPP := $(NATIVE) $(wildcard tests/csrc/*.cpp)
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/include/*/*.hpp)
+ASCEND := $(wildcard csrc/ascend/*/*.h csrc/ascend/*/*.hpp csrc/ascend/*/*.cpp)
+CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.cpp tests/ascend/*.cpp tests/ascend/*/*.cpp)
 TYPES := build/types/asap_ray
 VLLM := build/vllm
 
@@ -12,13 +13,14 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test check bench vs-vllm clean setup hooks
+.PHONY: demo test test-ascend check bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   start a local Ray, serve a small MoE model, replay a real trace, write a report to out/demo"
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
+	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
 	@echo "make vs-vllm  install vLLM's CPU build beside us and compare (docs/vs_vllm.md; 2 hours)"
 
 setup: build/native.stamp
@@ -39,6 +41,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-ascend: setup
+	$(BIN)/python -m pytest -m "thorough or not thorough" tests/ascend
 
 check: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,81 @@
+// What we call of the AscendCL runtime, found when first needed: no CANN to build or to import.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace asap::ascend {
+
+// CANN is missing, too old, or refused a call.
+struct AclError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+using Stream = void*;
+using Binary = void*;
+using Function = void*;
+
+// 1 and 2 of the runtime's copy kinds.
+enum class Copy : int { host_to_device = 1, device_to_host = 2 };
+
+// Pointers to the runtime's functions. Each call throws AclError unless it returns 0.
+class Acl {
+ public:
+  // Loads libascendcl, or the library at `path`. Throws AclError naming what is missing.
+  explicit Acl(const char* path = "libascendcl.so");
+  ~Acl();
+  Acl(const Acl&) = delete;
+  Acl& operator=(const Acl&) = delete;
+
+  void init() const;
+  void set_device(int device) const;
+  void* allocate(std::size_t num_bytes) const;
+  void free(void* memory) const noexcept;
+  void copy(void* to, const void* from, std::size_t num_bytes, Copy kind) const;
+  void clear(void* memory, std::size_t num_bytes) const;
+
+  // A key by which another process of this server opens the memory.
+  std::string export_key(void* memory, std::size_t num_bytes) const;
+  void* open_key(const std::string& key) const;
+  void close_key(const std::string& key) const noexcept;
+
+  Stream create_stream() const;
+  void destroy_stream(Stream stream) const noexcept;
+  void synchronize(Stream stream) const;
+
+  Binary load(const std::string& file) const;
+  Function function(Binary binary, const std::string& name) const;
+  // `args`: the kernel's parameters, 8 bytes each.
+  void launch(Function function, std::uint32_t num_blocks, Stream stream, std::uint64_t* args,
+              std::size_t num_args) const;
+
+ private:
+  struct Functions {
+    int (*aclInit)(const char*);
+    int (*aclrtSetDevice)(std::int32_t);
+    int (*aclrtMalloc)(void**, std::size_t, int);
+    int (*aclrtFree)(void*);
+    int (*aclrtMemcpy)(void*, std::size_t, const void*, std::size_t, int);
+    int (*aclrtMemset)(void*, std::size_t, std::int32_t, std::size_t);
+    int (*aclrtIpcMemGetExportKey)(void*, std::size_t, char*, std::size_t, std::uint64_t);
+    int (*aclrtIpcMemImportByKey)(void**, const char*, std::uint64_t);
+    int (*aclrtIpcMemClose)(const char*);
+    int (*aclrtCreateStream)(Stream*);
+    int (*aclrtDestroyStream)(Stream);
+    int (*aclrtSynchronizeStream)(Stream);
+    int (*aclrtBinaryLoadFromFile)(const char*, void*, Binary*);
+    int (*aclrtBinaryGetFunction)(Binary, const char*, Function*);
+    int (*aclrtLaunchKernelWithHostArgs)(Function, std::uint32_t, Stream, void*, void*, std::size_t,
+                                         void*, std::size_t);
+    const char* (*aclGetRecentErrMsg)();
+  };
+
+  void check(int code, const char* call) const;
+
+  void* library_ = nullptr;
+  Functions functions_{};
+};
+
+}  // namespace asap::ascend
