@@ -18,13 +18,17 @@ class Case:
     model: str = "protocol.pml"
     defines: dict[str, int | str] = field(default_factory=dict)
     finds: str = HOLDS
+    shuffled: bool = False  # a mistake far from the first path is met sooner on a random one (fixed seed)
     quick: bool = False  # a few seconds and megabytes: the tests run it
 
 
-def protocol(name: str, sizes: str, *, finds: str = HOLDS, quick: bool = False, **options: int | str) -> Case:
+def protocol(
+    name: str, sizes: str, *, finds: str = HOLDS, quick: bool = False, shuffled: bool = False, **options: int | str
+) -> Case:
     """`sizes` are D, T, E and the messages a slot."""
-    defines = dict(zip(("D", "T", "E", "LAYERS"), map(int, sizes.split()), strict=True))
-    return Case(name=name, defines={**defines, "QUEUE": 1, **options}, finds=finds, quick=quick)
+    defines: dict[str, int | str] = dict(zip(("D", "T", "E", "LAYERS"), map(int, sizes.split()), strict=True))
+    defines |= {"QUEUE": 1, **options}
+    return Case(name=name, defines=defines, finds=finds, quick=quick, shuffled=shuffled)
 
 
 def doorbell(name: str, *, finds: str = HOLDS, quick: bool = True, **options: int | str) -> Case:
@@ -45,7 +49,7 @@ HOLDING: Final = (
     protocol("two devices, empty messages", "1 1 2 1"),
     protocol("two groups", "2 1 1 1"),
     protocol("device restarts, two layers", "1 1 1 2", MOE_CRASH=1),
-    protocol("device restarts, two ranks", "1 2 1 1", MOE_CRASH=1),
+    protocol("device restarts, two ranks", "1 2 1 1", FULL=1, MOE_CRASH=1),
     protocol("group restarts, two layers", "1 1 1 2", GROUP_CRASH=1),
 )
 
@@ -63,5 +67,6 @@ BROKEN: Final = (
     protocol("only owed rows sent again", "1 2 1 1", finds=DEADLOCK, FULL=1, MOE_CRASH=1, BROKEN="OWED_ONLY"),
     protocol("older message kept", "1 2 1 2", finds=WRONG_ITEM, FULL=1, MOE_CRASH=1, BROKEN="KEEP_OLDER"),
     protocol("replaced, not dead", "1 1 1 1", finds=WRONG_ITEM, FULL=1, MOE_CRASH=1, BROKEN="HUNG"),
+    protocol("dead group's buffer", "1 1 2 1", finds=WRONG_ITEM, shuffled=True, GROUP_CRASH=1, BROKEN="SAME_BUFFER"),
     protocol("epoch told late", "1 1 1 1", finds=DEADLOCK, FULL=1, GROUP_CRASH=1, BROKEN="TOLD_LATE"),
 )

@@ -48,6 +48,7 @@ def search(case: Case) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="asap-spin-") as folder:
         _call(folder, "spin", *defines, "-a", str(MODELS / case.model))
         options = ["-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEMORY_MB}", "-DVECTORSZ=4096", "-w"]
+        options += ["-DT_RAND", "-DP_RAND"] if case.shuffled else []
         _call(folder, "cc", "-O0" if case.quick else "-O3", *options, "-o", "pan", "pan.c")
         report = _call(folder, "./pan", f"-m{MAX_DEPTH}", f"-w{TABLE_BITS[case.quick]}", "-n")
     return outcome(report)
