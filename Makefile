@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-ascend check bench vs-vllm clean setup hooks
+.PHONY: demo test test-ascend check verify bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
+	@echo "make verify  search every order of steps of the protocol with spin (docs/verify.md; minutes, needs spin)"
 	@echo "make vs-vllm  install vLLM's CPU build beside us and compare (docs/vs_vllm.md; 2 hours)"
 
 setup: build/native.stamp
@@ -52,6 +53,9 @@ check: setup
 	rm -rf build/types && mkdir -p $(TYPES)
 	ln -s $(CURDIR)/asap_ray/* $(TYPES)/ && ln -s $(CURDIR)/actors $(TYPES)/actors
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p asap_ray
+
+verify:
+	$(PYTHON) -m tests.verify.spin
 
 bench: setup
 	@mkdir -p out/bench
