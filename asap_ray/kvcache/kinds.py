@@ -33,7 +33,7 @@ def grouped_query(num_kv_heads: int, head_dim: int) -> CacheKind:
 
 def latent(kv_lora_rank: int, rope_dim: int) -> CacheKind:
     """MLA: the compressed latent and the key that is rotated, one row for all heads; every rank has it whole."""
-    return CacheKind(name="latent", heads=1, parts=(kv_lora_rank, rope_dim))
+    return CacheKind(name="latent", heads=1, parts=(kv_lora_rank + rope_dim,))
 
 
 def indexer(head_dim: int) -> CacheKind:

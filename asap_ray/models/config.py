@@ -125,7 +125,7 @@ def read_sizes(fields: Fields, directory: Path) -> dict[str, Any]:
         "num_layers": fields.size("num_hidden_layers"),
         "fp8_block": fields.fp8_block(),
         "tie_word_embeddings": fields.flag("tie_word_embeddings"),
-        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        "rms_norm_eps": fields.number("rms_norm_eps"),
         "max_position_embeddings": fields.size("max_position_embeddings"),
         **_special_tokens(directory, fields),
     }

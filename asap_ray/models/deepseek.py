@@ -14,7 +14,6 @@ from asap_ray.models.router import GroupedRouting
 
 def read(fields: Fields, directory: Path) -> ModelConfig:
     """DeepSeek-V3 and Kimi-K2; see `read_config`."""
-    fields.only("rope_interleave", True)
     return _read(fields, directory, read_latent(fields))
 
 
@@ -40,6 +39,7 @@ def _read(fields: Fields, directory: Path, attention: Attention) -> ModelConfig:
 def read_latent(fields: Fields) -> Latent:
     """The sizes of latent attention."""
     fields.only("attention_bias", False)
+    fields.only("rope_interleave", True)
     nope_dim, rope_dim = fields.size("qk_nope_head_dim"), fields.size("qk_rope_head_dim")
     fields.only("qk_head_dim", nope_dim + rope_dim)
     fields.only("head_dim", rope_dim, nope_dim + rope_dim)  # `transformers` 5 writes the former
@@ -78,5 +78,5 @@ def read_experts(fields: Fields, num_layers: int) -> dict[str, Any]:
         "moe_intermediate": width,
         "moe_layers": tuple(range(num_dense, num_layers)),
         "dense_intermediate": fields.size("intermediate_size", None if num_dense else 0),
-        "shared_intermediate": width * fields.count("n_shared_experts", 0),
+        "shared_intermediate": width * fields.count("n_shared_experts"),
     }

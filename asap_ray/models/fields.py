@@ -42,6 +42,8 @@ HARMLESS: Final = frozenset(
 
 _PLAIN: Final = frozenset({"rope_type", "type", "rope_theta"})
 _YARN_NEEDS: Final = frozenset({"factor", "original_max_position_embeddings"})
+_YARN_MAY_BE_0: Final = frozenset({"mscale", "mscale_all_dim", "attention_factor"})
+"""As good as missing."""
 _YARN: Final = frozenset(
     {
         "factor",
@@ -155,7 +157,7 @@ class Fields:
             value = self.take(key, {})
             kind = value.get("rope_type", value.get("type", "default")) if isinstance(value, dict) else None
             allowed = {"default": plain, "yarn": plain | _YARN}.get(str(kind))
-            if allowed is None or set(value) - allowed or (kind == "yarn" and not set(value) >= _YARN_NEEDS):
+            if allowed is None or set(value) - allowed or (kind == "yarn" and not _given(value) >= _YARN_NEEDS):
                 raise self.wrong(key, "of rope_type 'default', or 'yarn' with its own keys; no other is supported")
         key = self.one_of("rope_scaling", "rope_parameters")
         values = self.take(key, {})
@@ -180,7 +182,8 @@ class Fields:
     def _yarn(self, key: str, values: dict[str, Any]) -> Yarn | None:
         if not set(values) & _YARN:
             return None
-        given = {name: self._positive(f"{key}.{name}", values[name]) for name in _YARN if values.get(name)}
+        wanted = {name for name in _given(values) & _YARN if name not in _YARN_MAY_BE_0 or values[name] != 0}
+        given = {name: self._positive(f"{key}.{name}", values[name]) for name in wanted}
         original = given.pop("original_max_position_embeddings")
         return Yarn(original_positions=original, **given)
 
@@ -206,5 +209,15 @@ class Fields:
         """A key nobody took is fine if it is known to be harmless or says nothing; else it is refused."""
         known = self._taken | HARMLESS | set(harmless)
         for key, value in self._values.items():
-            if key not in known and not key.startswith("_") and value not in (None, False, [], {}):
+            if key not in known and not key.startswith("_") and not _says_nothing(value):
                 raise ConfigError(f"{self._where}: {key}={value!r} is not supported and may change the model's answers")
+
+
+def _given(values: dict[str, Any]) -> set[str]:
+    """The keys whose values are not null."""
+    return {key for key, value in values.items() if value is not None}
+
+
+def _says_nothing(value: object) -> bool:
+    """Null, false or empty; the number 0 may say a lot."""
+    return value is None or value is False or value in ([], {})

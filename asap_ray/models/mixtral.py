@@ -14,6 +14,7 @@ def read(fields: Fields, directory: Path) -> ModelConfig:
     """See `read_config`."""
     sizes = read_sizes(fields, directory)
     fields.only("sliding_window")
+    fields.only("norm_topk_prob", True)
     config = ModelConfig(
         **sizes,
         attention=GroupedQuery.read(fields, sizes["hidden"]),

@@ -14,6 +14,7 @@ def read(fields: Fields, directory: Path) -> ModelConfig:
     """See `read_config`."""
     sizes = read_sizes(fields, directory)
     fields.only("use_sliding_window", False)
+    fields.only("shared_expert_intermediate_size", 0)
     fields.only("use_qk_norm", True)
     has_bias = fields.flag("attention_bias")
     moe_layers = _moe_layers(fields, sizes["num_layers"])
