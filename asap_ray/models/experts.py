@@ -24,15 +24,20 @@ class ExpertStage:
         """See `MoEStage`. One call whatever the layer and however few the rows; results in the type of the weights."""
         with torch.inference_mode():
             gate_up_EHJ, down_EIH = self._gate_up_LEHJ[layer], self._down_LEIH[layer]
-            results_RH, start = torch.empty_like(rows_RH), 0
-            for expert, num_rows in enumerate(num_rows_E.tolist()):
-                if num_rows == 0:
-                    continue
-                own = slice(start, start + num_rows)
-                start += num_rows
+            results_RH = torch.empty_like(rows_RH)
+            for expert, own in rows_by_expert(num_rows_E):
                 # One expert after the other: what its products hand on stays in cache (docs/log.md).
                 torch.mm(swiglu(rows_RH[own] @ gate_up_EHJ[expert]), down_EIH[expert], out=results_RH[own])
             return results_RH
+
+
+def rows_by_expert(num_rows_E: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Each expert that has rows, and which of the grouped rows they are."""
+    start = 0
+    for expert, num_rows in enumerate(num_rows_E.tolist()):
+        if num_rows:
+            yield expert, slice(start, start + num_rows)
+        start += num_rows
 
 
 def read_experts(

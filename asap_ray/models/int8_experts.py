@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from asap_ray.models.config import ModelConfig
-from asap_ray.models.experts import read_experts
+from asap_ray.models.experts import read_experts, rows_by_expert
 from asap_ray.models.fused import swiglu
 from asap_ray.models.weights import Checkpoint
 
@@ -49,12 +49,8 @@ class Int8ExpertStage:
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
         """See `MoEStage`."""
         with torch.inference_mode():
-            results_RH, start = torch.empty_like(rows_RH), 0
-            for expert, num_rows in enumerate(num_rows_E.tolist()):
-                if num_rows == 0:
-                    continue
-                own = slice(start, start + num_rows)
-                start += num_rows
+            results_RH = torch.empty_like(rows_RH)
+            for expert, own in rows_by_expert(num_rows_E):
                 mixed_RI = swiglu(self._gate_up.multiply(layer, expert, rows_RH[own]))
                 results_RH[own] = self._down.multiply(layer, expert, mixed_RI)
             return results_RH
