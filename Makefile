@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/include/*/*.hpp)
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/include/*/*.hpp csrc/ascend/host/*)
 ASCEND := $(wildcard csrc/ascend/*/*.h csrc/ascend/*/*.hpp csrc/ascend/*/*.cpp)
 CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.cpp tests/ascend/*.cpp tests/ascend/*/*.cpp)
 TYPES := build/types/asap_ray

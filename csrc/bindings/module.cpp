@@ -6,7 +6,9 @@
 #include <cerrno>
 #include <system_error>
 
+#include "../ascend/host/acl.hpp"
 #include "arrays.hpp"
+#include "ascend.hpp"
 #include "asap/attention_comm.hpp"
 #include "asap/moe_comm.hpp"
 #include "stages.hpp"
@@ -29,6 +31,8 @@ void translate(std::exception_ptr pointer) {
     raise("PeerTimeout", error);
   } catch (const Closed& error) {
     raise("Closed", error);
+  } catch (const ascend::AclError& error) {
+    py::set_error(PyExc_OSError, error.what());
   } catch (const std::system_error& error) {
     py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.what()));
   }
@@ -167,4 +171,5 @@ PYBIND11_MODULE(_native, m) {
   asap::bind_attention(m);
   asap::bind_moe(m);
   asap::bind_stages(m);
+  asap::bind_ascend(m);
 }
