@@ -1,6 +1,8 @@
 #include "shared_buffer.hpp"
 
 #include <cstddef>
+#include <map>
+#include <mutex>
 
 namespace asap::ascend {
 namespace {
@@ -34,8 +36,21 @@ std::shared_ptr<SharedBuffer> SharedBuffer::create(DiePtr die, std::int64_t num_
   return buffer;
 }
 
+// The runtime closes what it opened by key, not by address, so a process opens a key once.
 std::shared_ptr<SharedBuffer> SharedBuffer::open(DiePtr die, const std::string& key,
                                                  std::int64_t num_bytes) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<SharedBuffer>> opened;
+  const std::lock_guard lock(mutex);
+  std::weak_ptr<SharedBuffer>& entry = opened[key];
+  if (std::shared_ptr<SharedBuffer> buffer = entry.lock()) return buffer;
+  const std::shared_ptr<SharedBuffer> buffer = map_peer(std::move(die), key, num_bytes);
+  entry = buffer;
+  return buffer;
+}
+
+std::shared_ptr<SharedBuffer> SharedBuffer::map_peer(DiePtr die, const std::string& key,
+                                                     std::int64_t num_bytes) {
   die->enter();
   const Acl& acl = die->acl();
   std::shared_ptr<SharedBuffer> buffer(new SharedBuffer(std::move(die), num_bytes));

@@ -28,6 +28,8 @@ class SharedBuffer {
   const std::string& key() const { return key_; }
 
  private:
+  static std::shared_ptr<SharedBuffer> map_peer(DiePtr die, const std::string& key,
+                                                std::int64_t num_bytes);
   SharedBuffer(DiePtr die, std::int64_t num_bytes) : die_(std::move(die)), num_bytes_(num_bytes) {}
 
   DiePtr die_;

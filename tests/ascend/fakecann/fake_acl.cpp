@@ -54,7 +54,7 @@ struct Mapped {
 
 std::mutex mutex;
 std::map<void*, Mapped> mapped;
-std::map<std::string, std::vector<void*>> opened;  // by key
+std::map<std::string, void*> opened;  // by key
 thread_local std::string reason;
 thread_local int device = -1;
 
@@ -178,23 +178,26 @@ int aclrtIpcMemGetExportKey(void* memory, std::size_t num_bytes, char* key, std:
 int aclrtIpcMemImportByKey(void** memory, const char* key, std::uint64_t) {
   int file = -1;
   std::size_t num_bytes = 0;
+  {
+    const std::lock_guard lock(mutex);
+    if (opened.contains(key)) return refuse(kInvalidParameter, "this process has opened the key");
+  }
   if (const int code = open_file(key, file, num_bytes)) return code;
   const int code = map_file(memory, file, num_bytes, -1);
   close(file);
   if (code != 0) return code;
   const std::lock_guard lock(mutex);
-  opened[key].push_back(*memory);
+  opened[key] = *memory;
   return 0;
 }
 
 int aclrtIpcMemClose(const char* key) {
   const std::lock_guard lock(mutex);
   const auto entry = opened.find(key);
-  if (entry == opened.end() || entry->second.empty()) return 0;  // by its owner
-  void* memory = entry->second.back();
-  entry->second.pop_back();
-  munmap(memory, mapped[memory].num_bytes);
-  mapped.erase(memory);
+  if (entry == opened.end()) return 0;  // by its owner
+  munmap(entry->second, mapped[entry->second].num_bytes);
+  mapped.erase(entry->second);
+  opened.erase(entry);
   return 0;
 }
 
