@@ -19,6 +19,7 @@ from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective, SoloCollective
 from asap_ray.backends.host import HostAttention
+from asap_ray.backends.ports import open_ports
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
@@ -39,7 +40,7 @@ class GroupRank:
         self.collective = _collective(served, rank, port)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
-        self._attention = HostAttention(served, model, group, self.collective, epoch)
+        self._attention = HostAttention(served, model, group, self.collective, epoch, open_ports(served))
         self.runtime = self._attention.runtime
         self._loop: Loop | None = None
 

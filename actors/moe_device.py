@@ -7,6 +7,7 @@ from typing import Final
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.backends.host import HostMoE
+from asap_ray.backends.ports import open_ports
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
 from asap_ray.models.model import load_model
@@ -21,7 +22,7 @@ class MoEDevice:
         served = decode(ServeConfig, config)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
-        self._moe = HostMoE(served, model, moe_device)
+        self._moe = HostMoE(served, model, moe_device, open_ports(served))
         self._loop: Loop | None = None
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 

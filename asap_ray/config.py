@@ -13,8 +13,8 @@ from asap_ray.errors import ConfigError
 from asap_ray.spec import ParallelSpec, PrefillSpec, RowType
 from asap_ray.strict import build
 
-DEVICES: Final = ("cpu",)
-"""Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
+DEVICES: Final = ("cpu", "npu")
+"""Devices whose backend can serve; cuda follows (docs/limits.md)."""
 
 
 MIN_ORPHAN_S: Final = 30.0
@@ -35,6 +35,7 @@ class ServeConfig:
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
     device: str = "cpu"
+    kernels: str = ""  # folder of the Ascend kernels; empty: where `make ascend` puts them
     compute_type: RowType = RowType.FLOAT32
     threads: int = 1  # CPU threads of one device
     policy: str = "paper"  # what runs next, and where; what won on the devices that serve (docs/async_vs_sync.md)
@@ -47,6 +48,11 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
+        if self.device == "npu" and self.prefill.row_type is not self.compute_type:
+            raise ConfigError(
+                f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "
+                "on rows of the type they travel in"
+            )
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
         if self.orphan_timeout_s < MIN_ORPHAN_S:

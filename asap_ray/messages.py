@@ -31,6 +31,7 @@ class Registration:
     epoch: int  # of this incarnation; a group's ranks share one
     node: str  # host name: buffers are shared inside one node
     fingerprint: dict[str, str]
+    key: bytes = b""  # of device memory, which has no file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

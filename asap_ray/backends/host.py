@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from asap_ray import _native
+from asap_ray.backends.ports import Ports
 from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
@@ -24,7 +25,7 @@ from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
-from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
+from asap_ray.protocol import BatchQueue, Collective, MoEStage, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
 
 _log = logging.getLogger(__name__)
@@ -41,17 +42,6 @@ def instance_of(config: ServeConfig, model: Model) -> Instance:
     return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
 
 
-def _open(peer: Registration) -> _native.SharedBuffer:
-    return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
-
-
-def _register(buffer: _native.SharedBuffer, fingerprint: dict[str, str], **who: Any) -> Registration:
-    node = socket.gethostname()
-    return Registration(
-        pid=buffer.pid, fd=buffer.fd, num_bytes=buffer.num_bytes, node=node, fingerprint=fingerprint, **who
-    )
-
-
 def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     """Rows as torch sees them. A zero-row array has no strides in numpy, and torch's kernels refuse it."""
     if not len(rows):
@@ -63,7 +53,7 @@ def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
 class HostAttentionComm:
     """`AttentionComm` over shared memory. `combine_recv` reuses its output: use it before the slot's next one."""
 
-    def __init__(self, native: _native.AttentionComm, layout: Layout, dtype: torch.dtype, deadline_s: float) -> None:
+    def __init__(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> None:
         self._native = native
         self._deadline_s = deadline_s
         self._num_rows = [0] * NUM_SLOTS
@@ -91,7 +81,7 @@ class HostAttentionComm:
 class HostMoEComm:
     """`MoEComm` over shared memory."""
 
-    def __init__(self, native: _native.MoEComm, dtype: torch.dtype, deadline_s: float) -> None:
+    def __init__(self, native: Any, dtype: torch.dtype, deadline_s: float) -> None:
         self._native = native
         self._dtype = dtype
         self._deadline_s = deadline_s
@@ -104,11 +94,11 @@ class HostMoEComm:
             slot=item.slot,
             layer=item.layer,
             num_rows_E=torch.from_numpy(item.num_rows_E),
-            rows_RH=tensor_of(item.rows, self._dtype),
+            rows_RH=self.rows_of(item),
             ticket=item,
         )
 
-    def _receive(self) -> _native.Item:
+    def _receive(self) -> Any:
         while True:
             try:
                 return self._native.async_dispatch_recv(self._deadline_s)
@@ -117,37 +107,98 @@ class HostMoEComm:
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""
-        self._native.async_combine_send(work.ticket, array_of(results_RH))
+        self.send_results(work.ticket, results_RH)
+
+    def rows_of(self, item: Any) -> Any:
+        """An item's rows as the stage takes them."""
+        return tensor_of(item.rows, self._dtype)
+
+    def send_results(self, item: Any, results_RH: Any) -> None:
+        """What the stage made of them."""
+        self._native.async_combine_send(item, array_of(results_RH))
+
+
+class HostPorts:
+    """Buffers of this machine's shared memory, and the primitives over them in native code (`Ports`)."""
+
+    moe_comm = HostMoEComm
+
+    def create(self, name: str, num_bytes: int) -> Any:
+        """See `Ports`."""
+        return _native.SharedBuffer.create(name, num_bytes)
+
+    def address(self, buffer: Any) -> dict[str, Any]:
+        """See `Ports`."""
+        return {"pid": buffer.pid, "fd": buffer.fd, "num_bytes": buffer.num_bytes}
+
+    def open(self, peer: Registration) -> Any:
+        """See `Ports`."""
+        return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
+
+    def attention(self, **endpoint: Any) -> Any:
+        """See `Ports`."""
+        return _native.AttentionComm(**endpoint)
+
+    def moe(self, **endpoint: Any) -> Any:
+        """See `Ports`."""
+        return _native.MoEComm(**endpoint)
+
+    def experts(self, model: Model, instance: Instance, moe_device: int, dtype: torch.dtype) -> MoEStage:
+        """See `Ports`."""
+        return model.expert_stage(instance.experts_of(moe_device), dtype)
+
+
+def require_device(config: ServeConfig) -> None:
+    """A host is always there."""
+    del config
+
+
+def open_ports(config: ServeConfig) -> HostPorts:
+    """The ports of this host."""
+    del config
+    return HostPorts()
+
+
+def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:
+    return Registration(node=socket.gethostname(), fingerprint=fingerprint, **ports.address(buffer), **who)
 
 
 class HostAttention:
     """Rank j of DP group i: its buffer, its share of the model, its loop."""
 
-    def __init__(self, config: ServeConfig, model: Model, group: int, collective: Collective, epoch: int) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        model: Model,
+        group: int,
+        collective: Collective,
+        epoch: int,
+        ports: Ports | None = None,
+    ) -> None:
         self._config = config
+        self._ports: Ports = ports or HostPorts()
         self._instance = instance_of(config, model)
         self._layout = layout_of(self._instance)
         self._group = group
         self._rank = collective.rank
         self._epoch = epoch  # one a group, from rank 0
         self.stage = model.attention_stage(collective, DTYPES[config.compute_type])
-        self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
+        self._buffer = self._ports.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this rank's buffer."""
-        return _register(
-            self._buffer, fingerprint, role="attention", index=self._group, tp_rank=self._rank, epoch=self._epoch
-        )
+        who = {"role": "attention", "index": self._group, "tp_rank": self._rank, "epoch": self._epoch}
+        return _register(self._ports, self._buffer, fingerprint, **who)
 
     def connect(self, devices: Sequence[Registration]) -> None:
         """Open the buffers of all MoE devices, given in the order of e."""
         prefill = self._config.prefill
-        native = _native.AttentionComm(
+        native = self._ports.attention(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            moe_buffers=[_open(device) for device in devices],
+            moe_buffers=[self._ports.open(device) for device in devices],
             dp_group=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,
@@ -170,28 +221,30 @@ class HostAttention:
 class HostMoE:
     """MoE device e: its buffer, its experts of all layers, its streams."""
 
-    def __init__(self, config: ServeConfig, model: Model, moe_device: int) -> None:
+    def __init__(self, config: ServeConfig, model: Model, moe_device: int, ports: Ports | None = None) -> None:
         self._config = config
+        self._ports: Ports = ports or HostPorts()
         self._instance = instance_of(config, model)
         self._layout = layout_of(self._instance)
         self._moe_device = moe_device
         self._epoch = time.time_ns()
-        self.stage = model.expert_stage(self._instance.experts_of(moe_device), DTYPES[config.compute_type])
-        self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
+        self.stage = self._ports.experts(model, self._instance, moe_device, DTYPES[config.compute_type])
+        self._buffer = self._ports.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this device's buffer."""
-        return _register(self._buffer, fingerprint, role="moe", index=self._moe_device, tp_rank=0, epoch=self._epoch)
+        who = {"role": "moe", "index": self._moe_device, "tp_rank": 0, "epoch": self._epoch}
+        return _register(self._ports, self._buffer, fingerprint, **who)
 
     def connect(self, ranks: Sequence[Registration]) -> None:
         """Open the buffers of all attention ranks, given in the order of (i, j)."""
         prefill, tp = self._config.prefill, self._config.parallel.tp
-        native = _native.MoEComm(
+        native = self._ports.moe(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            attention_buffers=[[_open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)],
+            attention_buffers=[[self._ports.open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)],
             moe_device=self._moe_device,
             epochs=[rank.epoch for rank in ranks[::tp]],
             row_type=prefill.row_type,
@@ -199,7 +252,7 @@ class HostMoE:
             compute_type=self._config.compute_type,
         )
         self.runtime.on_close(native.abort)
-        self.comm = HostMoEComm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
+        self.comm = self._ports.moe_comm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
 
     def serve(self) -> None:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""

@@ -30,13 +30,14 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     name: Annotated[str, typer.Option(help="Name of the application and prefix of its actors.")] = "asap",
-    device: Annotated[str, typer.Option(help="Where to run: cpu.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to run: cpu, or npu (docs/ascend.md).")] = "cpu",
     address: Annotated[str | None, typer.Option(help="Join this Ray cluster instead of starting one.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with every setting (docs/serving.md).")] = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C or SIGTERM."""
     from asap_ray.actors.app import build_app
     from asap_ray.actors.running import running, wait_for_signal
+    from asap_ray.backends.ports import require_device
 
     if config:
         if given := [name for name in _IN_CONFIG if _is_given(context, name)]:
@@ -48,6 +49,8 @@ def serve(
     else:
         raise ConfigError("nothing to serve: give --model DIR, or --config FILE")
 
+    if not address:  # else the devices are elsewhere, and say so themselves
+        require_device(served)
     console = Console(highlight=False, soft_wrap=True)
     with running(served, build_app(config_to(served)), host, port, address) as url:
         console.print(f"ready: {url} serves {served.model} with {served.parallel}")
