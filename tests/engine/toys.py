@@ -29,7 +29,8 @@ from asap_ray.engine import attention, experts, instance
 from asap_ray.errors import Closed
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
-from asap_ray.spec import Instance
+from asap_ray.spec import Instance, RowType
+from tests.csrc.kinds import HostKind, Kind
 
 HIDDEN = 16
 
@@ -145,7 +146,9 @@ class ToyInstance:
         delay_s: Callable[[], float] = no_delay,
         loops: Loops = DEFAULT_LOOPS,
         passes: Passes = NO_PASSES,
+        kind: Kind | None = None,
     ) -> None:
+        self._kind: Kind = kind or HostKind()
         self.answers: dict[str, float] = {}
         self.finished: list[str] = []
         self.failure: BaseException | None = None
@@ -189,7 +192,7 @@ class ToyInstance:
         whole, layout = toy.whole, layout_of(toy.whole)
         degrees, limits = whole.parallel, whole.prefill
         native_layout = _native.Layout(**dataclasses.asdict(layout))
-        create = _native.SharedBuffer.create
+        create = self._kind.create
         moe_buffers = [create(f"moe-{e}", layout.moe_bytes) for e in range(degrees.moe_devices)]
         rank_buffers = [
             [create(f"attention-{i}-{j}", layout.attention_bytes) for j in range(degrees.tp)]
@@ -199,8 +202,15 @@ class ToyInstance:
         for i in range(degrees.dp_groups):
             self.doors.append(Door(self._runtime, limits, self._deliver))
             for j, collective in enumerate(collectives(degrees.tp)):
-                port = _native.AttentionComm(
-                    native_layout, rank_buffers[i][j], moe_buffers, i, j, 1, limits.row_type, limits.combine
+                port = self._kind.rank(
+                    whole,
+                    RowType.FLOAT32,
+                    layout=native_layout,
+                    buffer=rank_buffers[i][j],
+                    moe_buffers=moe_buffers,
+                    dp_group=i,
+                    tp_rank=j,
+                    epoch=1,
                 )
                 self._runtime.on_close(port.abort)
                 comm = HostAttentionComm(port, layout, torch.float32, limits.deadline_s)
@@ -210,15 +220,14 @@ class ToyInstance:
                 stage = ToyAttention(toy, collective, delay_s, passes)
                 ranks.append(attention.Rank(self._runtime, comm, stage, door))
         for e in range(degrees.moe_devices):
-            moe_port = _native.MoEComm(
+            moe_port = self._kind.device(
+                whole,
+                RowType.FLOAT32,
                 layout=native_layout,
                 buffer=moe_buffers[e],
                 attention_buffers=rank_buffers,
                 moe_device=e,
                 epochs=[1] * degrees.dp_groups,
-                row_type=limits.row_type,
-                compute_type="float32",
-                combine=limits.combine,
             )
             self._runtime.on_close(moe_port.abort)
             moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)

@@ -47,7 +47,8 @@ def require(kernels: str) -> Path:
     if reasons := list(missing(folder)):
         if not importlib.util.find_spec("torch_npu"):
             reasons.append("torch_npu is not installed: pip install 'asap-ray[ascend]' (for device=\"npu\" tensors)")
-        raise ConfigError("device 'npu' cannot be used here:" + "".join(f"\n- {reason}" for reason in reasons))
+        listed = " ".join(f"({n}) {reason}" for n, reason in enumerate(reasons, 1))
+        raise ConfigError(f"device 'npu' cannot be used here: {listed}")
     return folder
 
 
