@@ -202,6 +202,10 @@ class ascend:  # noqa: N801
     def num_devices(library: str) -> int:
         """How many devices the runtime `library` sees."""
 
+    @staticmethod
+    def private_memory(layout: Layout, intermediate: int, element_bytes: int) -> dict[str, int]:
+        """Bytes of a plan and an item, where an item's rows are, and a block's workspace in the super kernel."""
+
     class Die:
         """One device: its runtime, and the kernels of a folder."""
 
@@ -214,7 +218,9 @@ class ascend:  # noqa: N801
         """Device memory that peers open by its key."""
 
         @staticmethod
-        def create(die: ascend.Die, num_bytes: int, reach: Literal["server", "supernode"] = "server") -> ascend.SharedBuffer:
+        def create(
+            die: ascend.Die, num_bytes: int, reach: Literal["server", "supernode"] = "server"
+        ) -> ascend.SharedBuffer:
             """Allocate zeros; `reach` says who may open them."""
 
         @staticmethod

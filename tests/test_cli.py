@@ -19,7 +19,10 @@ from asap_ray.cli import main
         (["serve", "--model", "/nowhere"], "/nowhere/config.json does not exist"),
         (["serve", "--model", "{model}", "--dp", "0"], "every degree must be at least 1"),
         (["serve", "--model", "{model}", "--ep", "9"], "moe_devices=9 exceeds num_experts=8"),
-        (["serve", "--model", "{model}", "--device", "npu"], "device 'npu' cannot be used here: (1) ASCEND_HOME_PATH is not"),
+        (
+            ["serve", "--model", "{model}", "--device", "npu"],
+            "device 'npu' cannot be used here: (1) ASCEND_HOME_PATH is not",
+        ),
         (["replay"], "give either --url or --app"),
         (["replay", "--url", "http://127.0.0.1:9"], "ConnectError"),
         (["replay", "--url", "http://127.0.0.1:9", "--trace", "/nowhere"], "cannot read trace /nowhere"),

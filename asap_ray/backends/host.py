@@ -244,7 +244,9 @@ class HostMoE:
         native = self._ports.moe(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            attention_buffers=[[self._ports.open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)],
+            attention_buffers=[
+                [self._ports.open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)
+            ],
             moe_device=self._moe_device,
             epochs=[rank.epoch for rank in ranks[::tp]],
             row_type=prefill.row_type,

@@ -64,20 +64,18 @@ void dispatch_send(ascend::AttentionComm& comm, std::int64_t slot, std::int64_t 
 }
 
 void dispatch_send_on_die(ascend::AttentionComm& comm, std::int64_t slot, std::int64_t layer,
-                          std::int64_t num_tokens, std::uintptr_t hidden,
-                          std::uintptr_t expert_ids, std::uintptr_t weights, double timeout_s) {
+                          std::int64_t num_tokens, std::uintptr_t hidden, std::uintptr_t expert_ids,
+                          std::uintptr_t weights, double timeout_s) {
   const auto array = [](std::uintptr_t at) { return Array{reinterpret_cast<void*>(at), true}; };
   const py::gil_scoped_release no_gil;
-  comm.async_dispatch_send(slot, layer,
-                           {num_tokens, array(hidden), array(expert_ids), array(weights)},
-                           timeout_s);
+  comm.async_dispatch_send(
+      slot, layer, {num_tokens, array(hidden), array(expert_ids), array(weights)}, timeout_s);
 }
 
 void combine_recv(ascend::AttentionComm& comm, std::int64_t slot, const py::buffer& out,
                   double timeout_s) {
   const py::buffer_info out_SH = out.request(/*writable=*/true);
-  void* rows =
-      rows_at(out_SH, "out", comm.num_tokens(slot), comm.layout().hidden, comm.row_type());
+  void* rows = rows_at(out_SH, "out", comm.num_tokens(slot), comm.layout().hidden, comm.row_type());
   const py::gil_scoped_release no_gil;
   comm.async_combine_recv(slot, rows, false, timeout_s);
 }
@@ -110,22 +108,22 @@ py::array item_num_rows_E(const std::shared_ptr<ascend::Item>& item) {
                    item->num_rows_E.data(), py::cast(item));
 }
 
-std::unique_ptr<SuperKernel> super_kernel(DiePtr die, const Layout& layout,
-                                          std::int64_t moe_device, const std::string& row_type,
-                                          const py::buffer& gate_up, const py::buffer& down) {
+std::unique_ptr<SuperKernel> super_kernel(DiePtr die, const Layout& layout, std::int64_t moe_device,
+                                          const std::string& row_type, const py::buffer& gate_up,
+                                          const py::buffer& down) {
   const py::buffer_info gate_up_LEJH = gate_up.request();
   const py::buffer_info down_LEHI = down.request();
   ASAP_CHECK(gate_up_LEJH.ndim == 4 && down_LEHI.ndim == 4,
              "the weights must be [L, E, 2 I, H] and [L, E, H, I]");
   const auto& shape = down_LEHI.shape;
-  ASAP_CHECK((gate_up_LEJH.shape == std::vector<py::ssize_t>{shape[0], shape[1], 2 * shape[3],
-                                                             layout.hidden}) &&
+  ASAP_CHECK((gate_up_LEJH.shape ==
+              std::vector<py::ssize_t>{shape[0], shape[1], 2 * shape[3], layout.hidden}) &&
                  shape[2] == layout.hidden,
              "the weights must be [L, E, 2 I, H] and [L, E, H, I] with H=", layout.hidden);
   const ascend::RowType type = row_type_named(row_type);
-  ASAP_CHECK(gate_up_LEJH.itemsize == element_bytes(type) &&
-                 down_LEHI.itemsize == element_bytes(type),
-             "the weights must be of the type that rows travel in");
+  ASAP_CHECK(
+      gate_up_LEJH.itemsize == element_bytes(type) && down_LEHI.itemsize == element_bytes(type),
+      "the weights must be of the type that rows travel in");
   const ExpertWeights weights{gate_up_LEJH.ptr, down_LEHI.ptr, shape[0], shape[1], shape[3]};
   return std::make_unique<SuperKernel>(std::move(die), layout, moe_device, type, weights);
 }
@@ -152,9 +150,10 @@ void bind_memory(py::module_& m) {
           py::arg("die"), py::arg("key"), py::arg("num_bytes"))
       .def_property_readonly("key",
                              [](const ascend::SharedBuffer& b) { return py::bytes(b.key()); })
-      .def_property_readonly(
-          "address",
-          [](const ascend::SharedBuffer& b) { return reinterpret_cast<std::uintptr_t>(b.address()); })
+      .def_property_readonly("address",
+                             [](const ascend::SharedBuffer& b) {
+                               return reinterpret_cast<std::uintptr_t>(b.address());
+                             })
       .def_property_readonly("num_bytes", &ascend::SharedBuffer::num_bytes);
 }
 
@@ -233,11 +232,24 @@ void bind_ascend(py::module_& m) {
   bind_attention(ascend);
   bind_item(ascend);
   bind_moe(ascend);
-  ascend.def("num_devices", [](const std::string& library) {
-    const Acl acl(library.c_str());
-    acl.init();
-    return acl.num_devices();
-  });
+  ascend.def(
+      "num_devices",
+      [](const std::string& library) {
+        const Acl acl(library.c_str());
+        acl.init();
+        return acl.num_devices();
+      },
+      py::arg("library"));
+  ascend.def(
+      "private_memory",
+      [](const Layout& layout, std::int64_t intermediate, std::int64_t element_bytes) {
+        return std::map<std::string, std::int64_t>{
+            {"plan_bytes", plan_bytes(layout)},
+            {"item_bytes", item_bytes(layout)},
+            {"item_rows", item_rows(layout)},
+            {"workspace_bytes", workspace_bytes(intermediate, element_bytes)}};
+      },
+      py::arg("layout"), py::arg("intermediate"), py::arg("element_bytes"));
 }
 
 }  // namespace asap

@@ -8,9 +8,9 @@
 
 #include "../ascend/host/acl.hpp"
 #include "arrays.hpp"
-#include "ascend.hpp"
 #include "asap/attention_comm.hpp"
 #include "asap/moe_comm.hpp"
+#include "ascend.hpp"
 #include "stages.hpp"
 
 namespace asap {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.csrc.kinds import ascend_kind
 from tests.engine.toys import HIDDEN, Toy, ToyInstance, collectives, expected, random_batch
 
 ROOM = 24
+EPOCH = 7  # of the group, the same on its ranks
 
 
 @pytest.mark.parametrize("combine", Combine)
@@ -50,7 +50,7 @@ class Running:
     def __init__(self, config: ServeConfig, ports: Callable[[], Ports]) -> None:
         model = load_model(config.model)
         members = collectives(config.parallel.tp)
-        self.ranks = [HostAttention(config, model, 0, each, time.time_ns(), ports()) for each in members]
+        self.ranks = [HostAttention(config, model, 0, each, EPOCH, ports()) for each in members]
         self.devices = [HostMoE(config, model, e, ports()) for e in range(config.parallel.moe_devices)]
         self._tokens: list[Token] = []
         self._answered = threading.Event()
@@ -64,19 +64,28 @@ class Running:
         doors: list[Any] = [FollowedDoor(c, self._door if c.rank == 0 else None) for c in members]
         loops = [lambda r=r, d=d: r.serve(d) for r, d in zip(self.ranks, doors, strict=True)]
         loops += [device.serve for device in self.devices]
-        self._threads = [threading.Thread(target=loop) for loop in loops]
+        self._failures: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._run, args=(loop,)) for loop in loops]
         for thread in self._threads:
             thread.start()
 
     def first_tokens(self, batch: Batch) -> list[Token]:
         """Of every request."""
         self._door.put(batch)
-        assert self._answered.wait(100)
+        answered = self._answered.wait(60)
         for each in (*self.ranks, *self.devices):
             each.runtime.close()
         for thread in self._threads:
             thread.join()
+        assert (answered, self._failures) == (True, [])
         return self._tokens
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as failure:
+            self._failures.append(failure)
+            self._answered.set()
 
     def _deliver(self, _batch: Batch, tokens: tuple[Token, ...], _stamps: Any) -> None:
         self._tokens = list(tokens)

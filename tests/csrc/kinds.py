@@ -87,9 +87,12 @@ class AscendKind:
         types = {"row_type": prefill.row_type, "combine": prefill.combine}
         return _native.ascend.MoEComm(die=self._die, attention_buffers=peers, **types, **ports)
 
+    def opened(self, key: bytes, num_bytes: int) -> Any:
+        """A buffer of another process."""
+        return _native.ascend.SharedBuffer.open(self._die, key, num_bytes)
+
     def _opened(self, buffers: Sequence[Any]) -> list[Any]:
-        opened = _native.ascend.SharedBuffer.open
-        return [opened(self._die, buffer.key, buffer.num_bytes) for buffer in buffers]
+        return [self.opened(buffer.key, buffer.num_bytes) for buffer in buffers]
 
     @staticmethod
     def _check(instance: Instance, compute_type: RowType) -> None:

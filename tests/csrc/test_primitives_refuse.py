@@ -103,7 +103,9 @@ def test_a_row_index_outside_the_message_is_refused(world: World) -> None:
     """It would read another message's rows."""
     world.send(dataclasses.replace(world.tokens(4), expert_ids_SK=np.int32([[0, 1, 2]] * 4)))
     layout = world.layout
-    np.frombuffer(world.kind.bytes_of(world.moe_buffers[0]), np.int32, 1, layout.moe_regions + layout.region_row_idx)[0] = 4
+    np.frombuffer(world.kind.bytes_of(world.moe_buffers[0]), np.int32, 1, layout.moe_regions + layout.region_row_idx)[
+        0
+    ] = 4
 
     with pytest.raises(CorruptMessage, match="group 0 rank 0 slot 0: " + world.kind.reason("row_idx=4, num_rows=4")):
         world.devices[0].async_dispatch_recv(PATIENCE_S)
@@ -158,7 +160,9 @@ def test_a_reply_to_an_older_message_is_dropped(world: World) -> None:
     world.receive(4)
     tokens = world.tokens(4, seed=2)
     world.send(tokens)
-    np.frombuffer(world.kind.bytes_of(world.attention_buffers[0][0]), np.uint64, 1, world.layout.attention_bitmaps)[0] = 0b11
+    np.frombuffer(world.kind.bytes_of(world.attention_buffers[0][0]), np.uint64, 1, world.layout.attention_bitmaps)[
+        0
+    ] = 0b11
 
     with pytest.raises(PeerTimeout, match=r"0, 1$"):
         world.ranks[0][0].async_combine_recv(0, np.empty_like(tokens.hidden_SH), timeout_s=0.02)

@@ -109,7 +109,8 @@ void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, c
   const Deadline deadline(timeout_s);
   auto devices = static_cast<std::int32_t>((std::int64_t{1} << layout_.moe_devices) - 1);
   while (true) {
-    devices = send_to(slot, hidden, devices, std::min(kPatienceS, std::max(0.0, deadline.left_s())));
+    devices =
+        send_to(slot, hidden, devices, std::min(kPatienceS, std::max(0.0, deadline.left_s())));
     if (devices == 0) return;
     if (deadline.left_s() <= 0) {
       throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ", seconds_text(timeout_s),
@@ -123,11 +124,10 @@ void AttentionComm::plan(std::int64_t slot, std::int64_t layer, const Routed& ro
   const std::int64_t num_bytes = routed.num_tokens * layout_.top_k * 4;
   const void* expert_ids = staged(*mine.expert_ids, routed.expert_ids, num_bytes);
   const void* weights = staged(*mine.weights, routed.weights, num_bytes);
-  const Status status =
-      lane_.run("asap_plan", 1,
-                {layout_memory_.address(), mine.plan->address(), expert_ids, weights,
-                 lane_.status(), routed.num_tokens, layer, mine.sequence + 1,
-                 static_cast<std::int64_t>(combine_)})[0];
+  const Status status = lane_.run(
+      "asap_plan", 1,
+      {layout_memory_.address(), mine.plan->address(), expert_ids, weights, lane_.status(),
+       routed.num_tokens, layer, mine.sequence + 1, static_cast<std::int64_t>(combine_)})[0];
   if (status.code != kOk) refuse(status, expert_ids);
   mine.num_tokens = routed.num_tokens;
   mine.layer = layer;
@@ -141,10 +141,10 @@ void AttentionComm::refuse(const Status& status, const void* expert_ids) const {
   ASAP_CHECK(token >= 0, "asap_plan refused the message: ", token, ", ", status.value);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(layout_.top_k));
   const std::size_t num_bytes = ids.size() * 4;
-  die_->acl().copy(ids.data(),
-                   static_cast<const std::byte*>(expert_ids) +
-                       static_cast<std::size_t>(token) * num_bytes,
-                   num_bytes, Copy::device_to_host);
+  die_->acl().copy(
+      ids.data(),
+      static_cast<const std::byte*>(expert_ids) + static_cast<std::size_t>(token) * num_bytes,
+      num_bytes, Copy::device_to_host);
   for (const std::int32_t x : ids) {
     ASAP_CHECK(x >= 0 && x < layout_.num_experts, "token ", token, ": expert ", x, " is not in 0..",
                layout_.num_experts - 1);
@@ -173,11 +173,11 @@ std::int32_t AttentionComm::send_to(std::int64_t slot, const void* hidden, std::
 
 Status AttentionComm::receive(std::int64_t slot, const void* out, double timeout_s) const {
   const Slot& mine = slot_at(slot);
-  return lane_.run("asap_combine_recv", num_blocks(mine.num_tokens),
-                   {layout_memory_.address(), mine.plan->address(), buffer_->address(), out,
-                    abort_.address(), lane_.status(), slot, id_.epoch,
-                    static_cast<std::int64_t>(combine_), cycles(timeout_s),
-                    static_cast<std::int64_t>(row_type_)})[0];
+  return lane_.run(
+      "asap_combine_recv", num_blocks(mine.num_tokens),
+      {layout_memory_.address(), mine.plan->address(), buffer_->address(), out, abort_.address(),
+       lane_.status(), slot, id_.epoch, static_cast<std::int64_t>(combine_), cycles(timeout_s),
+       static_cast<std::int64_t>(row_type_)})[0];
 }
 
 void AttentionComm::async_combine_recv(std::int64_t slot, void* out, bool is_on_die,

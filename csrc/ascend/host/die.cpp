@@ -52,8 +52,7 @@ void Die::launch(const std::string& name, int num_blocks, Stream stream,
 Memory::Memory(DiePtr die, std::int64_t num_bytes)
     : die_(std::move(die)), num_bytes_(std::max<std::int64_t>(num_bytes, 1)) {
   die_->enter();
-  address_ =
-      static_cast<std::byte*>(die_->acl().allocate(static_cast<std::size_t>(num_bytes_)));
+  address_ = static_cast<std::byte*>(die_->acl().allocate(static_cast<std::size_t>(num_bytes_)));
   die_->acl().clear(address_, static_cast<std::size_t>(num_bytes_));
 }
 

@@ -20,8 +20,7 @@ struct Head {
 
 }  // namespace
 
-std::shared_ptr<Item> ItemPool::take(const DiePtr& die, const Layout& layout,
-                                     RowType row_type) {
+std::shared_ptr<Item> ItemPool::take(const DiePtr& die, const Layout& layout, RowType row_type) {
   std::unique_ptr<Item> item;
   {
     const std::lock_guard lock(mutex_);
@@ -90,9 +89,8 @@ std::shared_ptr<Item> MoEComm::async_dispatch_recv(double timeout_s) {
     const Status status =
         receiving_.run("asap_dispatch_recv", num_blocks_,
                        {layout_memory_.address(), buffer_->address(), item->bytes.address(),
-                        epochs_.address(), cursor_.address(), abort_.address(),
-                        receiving_.status(), moe_device_, static_cast<std::int64_t>(combine_),
-                        cycles(patience_s)})[0];
+                        epochs_.address(), cursor_.address(), abort_.address(), receiving_.status(),
+                        moe_device_, static_cast<std::int64_t>(combine_), cycles(patience_s)})[0];
     if (status.code == kOk) return taken(item);
     if (status.code == kClosed) throw Closed(kClosedText);
     if (status.code == kCorrupt) refuse(status, *item);

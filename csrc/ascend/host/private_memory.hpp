@@ -1,5 +1,5 @@
 // How much private memory a kernel wants, and where its host looks into it. The kernels' own files
-// are the truth (plan.h, item.h, super_kernel.h); tests/ascend/test_private_memory.py compares.
+// are the truth (plan.h, item.h, super_kernel.h); tests/ascend/test_toolkit.py compares.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ inline constexpr std::int64_t kItemNumRowsE = kFlagBytes;
 
 constexpr std::int64_t item_rows(const Layout& l) {
   const std::int64_t rows = kNumSlots * l.slot_rows, pairs = kNumSlots * l.slot_pairs;
-  const std::int64_t part = area(16) + 2 * area(l.max_local_experts) + area(1) + 4 * area(pairs) +
-                            area(rows + 2);
+  const std::int64_t part =
+      area(16) + 2 * area(l.max_local_experts) + area(1) + 4 * area(pairs) + area(rows + 2);
   return kFlagBytes + area(l.max_local_experts) + l.tp * part;
 }
 

@@ -309,8 +309,8 @@ int aclrtLaunchKernelWithHostArgs(void* function, std::uint32_t num_blocks, void
   }
   const Launch launch{kernel.name.c_str(), device, 0, -1, static_cast<std::int32_t>(num_blocks),
                       pointers.data()};
-  reason = run(&launch, 1, memory.data(), static_cast<std::int32_t>(memory.size()), ++seed,
-               kMaxSteps);
+  reason =
+      run(&launch, 1, memory.data(), static_cast<std::int32_t>(memory.size()), ++seed, kMaxSteps);
   return reason.empty() ? 0 : kKernelFailed;
 }
 
