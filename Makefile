@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-ascend check verify bench vs-vllm clean setup hooks
+.PHONY: demo test test-ascend ascend check verify bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
+	@echo "make ascend  compile the Ascend kernels; needs CANN (docs/ascend.md)"
 	@echo "make verify  search every order of steps of the protocol with spin (docs/verify.md; minutes, needs spin)"
 	@echo "make vs-vllm  install vLLM's CPU build beside us and compare (docs/vs_vllm.md; 2 hours)"
 
@@ -45,6 +46,13 @@ test: setup
 
 test-ascend: setup
 	$(BIN)/python -m pytest -m "thorough or not thorough" tests/ascend
+
+ascend:
+	@test -n "$$ASCEND_HOME_PATH" || \
+	  { echo "make ascend: ASCEND_HOME_PATH is not set: source set_env.sh of CANN 8.3 or later"; exit 1; }
+	cmake -S csrc/ascend -B build/ascend-npu
+	cmake --build build/ascend-npu
+	cmake --install build/ascend-npu
 
 check: setup
 	$(BIN)/ruff check .

@@ -61,7 +61,7 @@ def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dt
 def load_expert_weights(
     checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Read the experts of one device, by their global ids, and nothing else: gate and up [L, E, J, H], down [L, E, H, I]."""
+    """Read the experts of one device, by their global ids: gate and up [L, E, J, H], down [L, E, H, I]."""
     num_layers, hidden, width = len(config.moe_layers), config.hidden, config.moe_intermediate
     gate_up_LEJH = torch.empty(num_layers, len(experts), 2 * width, hidden, dtype=dtype)
     down_LEHI = torch.empty(num_layers, len(experts), hidden, width, dtype=dtype)

@@ -91,7 +91,7 @@ void combine_send(ascend::MoEComm& comm, const ascend::Item& item, const py::buf
   const void* rows =
       rows_at(results_RH, "results", item.num_rows, comm.layout().hidden, comm.row_type());
   const py::gil_scoped_release no_gil;
-  comm.async_combine_send(item, rows);
+  comm.async_combine_send(item, {rows, false});
 }
 
 // The item's rows, copied from the die.
@@ -132,6 +132,13 @@ void bind_memory(py::module_& m) {
   py::class_<Die, std::shared_ptr<Die>>(m, "Die")
       .def(py::init<const std::string&, const std::string&, int>(), py::arg("library"),
            py::arg("kernels"), py::arg("device"), py::call_guard<py::gil_scoped_release>())
+      .def("copy",
+           [](const Die& die, std::uintptr_t to, std::uintptr_t from, std::size_t num_bytes) {
+             die.enter();
+             die.acl().copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), num_bytes,
+                            Copy::on_device);
+           },
+           py::arg("to"), py::arg("from_"), py::arg("num_bytes"))
       .def_property_readonly(
           "cores", [](const Die& die) { return std::pair(die.cores().vector, die.cores().cube); });
   py::class_<ascend::SharedBuffer, BufferPtr>(m, "SharedBuffer")
@@ -190,6 +197,15 @@ void bind_item(py::module_& m) {
       .def_readonly("layer", &ascend::Item::layer)
       .def_readonly("sequence", &ascend::Item::sequence)
       .def_readonly("num_rows", &ascend::Item::num_rows)
+      .def_property_readonly("rows_at",
+                             [](const ascend::Item& item) {
+                               return reinterpret_cast<std::uintptr_t>(item.bytes.address() +
+                                                                       item.rows_begin);
+                             })
+      .def_property_readonly("results_at",
+                             [](const ascend::Item& item) {
+                               return reinterpret_cast<std::uintptr_t>(item.results.address());
+                             })
       .def("__len__", [](const ascend::Item& item) { return item.num_rows; })
       .def_property_readonly("num_rows_E", &item_num_rows_E)
       .def_property_readonly("rows", &item_rows);
@@ -211,17 +227,22 @@ void bind_moe(py::module_& m) {
            py::call_guard<py::gil_scoped_release>())
       .def("async_combine_send", &combine_send, py::arg("item"), py::arg("results"))
       .def(
-          "async_combine_send_results",
-          [](ascend::MoEComm& comm, const ascend::Item& item) {
-            comm.async_combine_send(item, nullptr);
+          "async_combine_send_on_die",
+          [](ascend::MoEComm& comm, const ascend::Item& item, std::uintptr_t results) {
+            comm.async_combine_send(item, {reinterpret_cast<void*>(results), true});
           },
-          py::arg("item"), py::call_guard<py::gil_scoped_release>())
+          py::arg("item"), py::arg("results"), py::call_guard<py::gil_scoped_release>())
       .def("set_epoch", &ascend::MoEComm::set_epoch, py::arg("dp_group"), py::arg("epoch"))
       .def("abort", &ascend::MoEComm::abort);
   py::class_<SuperKernel>(m, "SuperKernel")
       .def(py::init(&super_kernel), py::arg("die"), py::arg("layout"), py::arg("moe_device"),
            py::arg("row_type"), py::arg("gate_up"), py::arg("down"))
-      .def("run", &SuperKernel::run, py::arg("item"), py::call_guard<py::gil_scoped_release>());
+      .def(
+          "run",
+          [](const SuperKernel& kernel, const ascend::Item& item, std::uintptr_t results) {
+            kernel.run(item, reinterpret_cast<void*>(results));
+          },
+          py::arg("item"), py::arg("results"), py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ from tests.ascend.twin import ROOT, fake_runtime, kernels_folder
 from tests.csrc.kinds import AscendKind
 from tests.csrc.world import EPOCH, PATIENCE_S, World
 
-DEVICE = f"""
+DEVICE = """
 import sys
 from tests.csrc.kinds import AscendKind
 from tests.csrc.world import World

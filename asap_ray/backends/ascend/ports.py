@@ -52,7 +52,7 @@ class AscendMoEComm(HostMoEComm):
     def send_results(self, item: Any, results_RH: Any) -> None:
         """Its results are where the super kernel left them."""
         assert results_RH is item
-        self._native.async_combine_send_results(item)
+        self._native.async_combine_send_on_die(item, item.results_at)
 
 
 class AscendExperts:
@@ -64,7 +64,7 @@ class AscendExperts:
     async def super_kernel(self, layer: int, rows_RH: Any, num_rows_E: Any) -> Any:
         """See `MoEStage`; the kernel reads layer and counts from the item, on the die."""
         del layer, num_rows_E
-        self._kernel.run(rows_RH)
+        self._kernel.run(rows_RH, rows_RH.results_at)
         return rows_RH
 
 

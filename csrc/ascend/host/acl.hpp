@@ -20,8 +20,8 @@ using Binary = void*;
 using Function = void*;
 using Physical = void*;  // memory without an address
 
-// 1 and 2 of the runtime's copy kinds.
-enum class Copy : int { host_to_device = 1, device_to_host = 2 };
+// As the runtime numbers them.
+enum class Copy : int { host_to_device = 1, device_to_host = 2, on_device = 3 };
 
 // Pointers to the runtime's functions. Each call throws AclError unless it returns 0.
 class Acl {

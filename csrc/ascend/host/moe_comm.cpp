@@ -139,11 +139,12 @@ std::string MoEComm::missing_text(const Status& status) const {
   return out;
 }
 
-void MoEComm::async_combine_send(const Item& item, const void* results) {
-  if (results != nullptr) item.results.put(results, item.num_rows * layout_.row_bytes);
+void MoEComm::async_combine_send(const Item& item, const Array& results) {
+  if (!results.is_on_die) item.results.put(results.bytes, item.num_rows * layout_.row_bytes);
+  const void* from = results.is_on_die ? results.bytes : item.results.address();
   sending_.run("asap_combine_send", num_blocks_,
-               {layout_memory_.address(), item.bytes.address(), item.results.address(),
-                table_.address(), epochs_.address(), sending_.status(), moe_device_,
+               {layout_memory_.address(), item.bytes.address(), from, table_.address(),
+                epochs_.address(), sending_.status(), moe_device_,
                 static_cast<std::int64_t>(combine_), static_cast<std::int64_t>(row_type_)});
 }
 

@@ -55,8 +55,8 @@ class MoEComm {
   // Throws CorruptMessage (the message is dropped, others go on), PeerTimeout, Closed, AclError.
   std::shared_ptr<Item> async_dispatch_recv(double timeout_s);
 
-  // Send what is in item.results; first copy it there unless `results` is null. Never waits.
-  void async_combine_send(const Item& item, const void* results);
+  // Results of every row of the item, wherever they are. Never waits.
+  void async_combine_send(const Item& item, const Array& results);
 
   // From now on group i is a new incarnation; what the old one left behind is dropped.
   void set_epoch(std::int64_t dp_group, std::uint64_t epoch);

@@ -80,11 +80,11 @@ void SuperKernel::fill_tiling(const Memory& tiling, std::int64_t rows, std::int6
   tiling.put(bytes.data(), kTilingBytes);
 }
 
-void SuperKernel::run(const Item& item) const {
+void SuperKernel::run(const Item& item, void* results) const {
   if (item.num_rows == 0) return;
   lane_.run(
       "asap_super_kernel", num_blocks_,
-      {layout_.address(), item.bytes.address(), item.results.address(), table_.address(),
+      {layout_.address(), item.bytes.address(), results, table_.address(),
        workspace_.address(), gate_up_tiling_.address(), down_tiling_.address(), lane_.status(),
        moe_device_, shape_.intermediate, static_cast<std::int64_t>(row_type_)});
 }

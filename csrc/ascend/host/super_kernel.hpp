@@ -21,8 +21,8 @@ class SuperKernel {
   SuperKernel(DiePtr die, const Layout& layout, std::int64_t moe_device, RowType row_type,
               const ExpertWeights& weights);
 
-  // Unweighted results of every row, into item.results; layer and counts are read on the die.
-  void run(const Item& item) const;
+  // Unweighted results of every row, to an address on the die; layer and counts are read there.
+  void run(const Item& item, void* results) const;
 
  private:
   void fill_table() const;

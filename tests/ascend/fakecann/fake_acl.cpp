@@ -147,9 +147,12 @@ int aclrtFree(void* memory) {
 
 int aclrtMemcpy(void* to, std::size_t room, const void* from, std::size_t num_bytes, int kind) {
   if (device < 0) return refuse(kNoContext, "this thread has set no device");
-  if (num_bytes > room || kind < 1 || kind > 2) return refuse(kInvalidParameter, "bad copy");
+  if (num_bytes > room || kind < 1 || kind > 3) return refuse(kInvalidParameter, "bad copy");
   if (!is_device_memory(kind == 1 ? to : from, num_bytes)) {
     return refuse(kInvalidParameter, "the device's side of the copy is not device memory");
+  }
+  if (kind == 3 && !is_device_memory(to, num_bytes)) {
+    return refuse(kInvalidParameter, "not device memory");
   }
   std::memcpy(to, from, num_bytes);
   return 0;
