@@ -132,13 +132,14 @@ void bind_memory(py::module_& m) {
   py::class_<Die, std::shared_ptr<Die>>(m, "Die")
       .def(py::init<const std::string&, const std::string&, int>(), py::arg("library"),
            py::arg("kernels"), py::arg("device"), py::call_guard<py::gil_scoped_release>())
-      .def("copy",
-           [](const Die& die, std::uintptr_t to, std::uintptr_t from, std::size_t num_bytes) {
-             die.enter();
-             die.acl().copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), num_bytes,
-                            Copy::on_device);
-           },
-           py::arg("to"), py::arg("from_"), py::arg("num_bytes"))
+      .def(
+          "copy",
+          [](const Die& die, std::uintptr_t to, std::uintptr_t from, std::size_t num_bytes) {
+            die.enter();
+            die.acl().copy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), num_bytes,
+                           Copy::on_device);
+          },
+          py::arg("to"), py::arg("from_"), py::arg("num_bytes"))
       .def_property_readonly(
           "cores", [](const Die& die) { return std::pair(die.cores().vector, die.cores().cube); });
   py::class_<ascend::SharedBuffer, BufferPtr>(m, "SharedBuffer")
@@ -197,11 +198,11 @@ void bind_item(py::module_& m) {
       .def_readonly("layer", &ascend::Item::layer)
       .def_readonly("sequence", &ascend::Item::sequence)
       .def_readonly("num_rows", &ascend::Item::num_rows)
-      .def_property_readonly("rows_at",
-                             [](const ascend::Item& item) {
-                               return reinterpret_cast<std::uintptr_t>(item.bytes.address() +
-                                                                       item.rows_begin);
-                             })
+      .def_property_readonly(
+          "rows_at",
+          [](const ascend::Item& item) {
+            return reinterpret_cast<std::uintptr_t>(item.bytes.address() + item.rows_begin);
+          })
       .def_property_readonly("results_at",
                              [](const ascend::Item& item) {
                                return reinterpret_cast<std::uintptr_t>(item.results.address());

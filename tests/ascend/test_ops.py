@@ -94,9 +94,7 @@ def test_tensors_of_a_die_give_the_same(library: Path, monkeypatch: pytest.Monke
     for array in (tokens.hidden_SH, tokens.expert_ids_SK, tokens.weights_SK):
         tensors.append(new(array.shape, torch.from_numpy(array).dtype))
         np.copyto(tensors[-1].numpy(), array)
-    kernel = _native.ascend.SuperKernel(
-        die, world.native_layout, 0, "float32", array_of(gate_up), array_of(down)
-    )
+    kernel = _native.ascend.SuperKernel(die, world.native_layout, 0, "float32", array_of(gate_up), array_of(down))
     natives = world.ranks[0][0], world.devices[0], kernel
     comms = tuple(ops.register(ops.DieEndpoint(native, die)) for native in natives)
     kernels = dict(zip(NAMES, ops.KERNELS["PrivateUse1"], strict=True))

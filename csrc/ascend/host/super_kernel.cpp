@@ -14,7 +14,8 @@ constexpr std::int64_t kTilingBytes = 1024;
 
 // csrc/ascend/tiling/tiling.cpp; 0, or why there is no tiling.
 using Tile = int (*)(std::int64_t rows, std::int64_t columns, std::int64_t inner,
-                     std::int64_t row_type, void* tiling, std::int64_t num_bytes);
+                     std::int64_t row_type, std::int64_t result_type, void* tiling,
+                     std::int64_t num_bytes);
 
 }  // namespace
 
@@ -40,8 +41,8 @@ SuperKernel::SuperKernel(DiePtr die, const Layout& layout, std::int64_t moe_devi
   gate_up_.put(weights.gate_up, gate_up_.num_bytes());
   down_.put(weights.down, down_.num_bytes());
   fill_table();
-  fill_tiling(gate_up_tiling_, kTileRows, 2 * weights.intermediate, hidden_);
-  fill_tiling(down_tiling_, kTileRows, hidden_, weights.intermediate);
+  fill_tiling(gate_up_tiling_, 2 * weights.intermediate, hidden_, RowType::float32);
+  fill_tiling(down_tiling_, hidden_, weights.intermediate, row_type_);
 }
 
 // One address for each (layer, projection, local expert).
@@ -61,20 +62,21 @@ void SuperKernel::fill_table() const {
   table_.put(addresses.data(), std::ssize(addresses) * 8);
 }
 
-void SuperKernel::fill_tiling(const Memory& tiling, std::int64_t rows, std::int64_t columns,
-                              std::int64_t inner) const {
+void SuperKernel::fill_tiling(const Memory& tiling, std::int64_t columns, std::int64_t inner,
+                              RowType result_type) const {
   const std::string file = die_->kernels() + "/" + kTilingFile;
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) throw AclError(std::string("no tilings: ") + dlerror());
   const auto tile = reinterpret_cast<Tile>(dlsym(library, "asap_tiling"));
   std::vector<std::byte> bytes(kTilingBytes);
-  const int code = tile == nullptr ? -1
-                                   : tile(rows, columns, inner, static_cast<int>(row_type_),
-                                          bytes.data(), kTilingBytes);
+  const int code = tile == nullptr
+                       ? -1
+                       : tile(kTileRows, columns, inner, static_cast<std::int64_t>(row_type_),
+                              static_cast<std::int64_t>(result_type), bytes.data(), kTilingBytes);
   dlclose(library);
   if (code != 0) {
     throw AclError("asap_tiling of " + file + " returned " + std::to_string(code) + " for [" +
-                   std::to_string(rows) + ", " + std::to_string(inner) + "] x [" +
+                   std::to_string(kTileRows) + ", " + std::to_string(inner) + "] x [" +
                    std::to_string(inner) + ", " + std::to_string(columns) + "]");
   }
   tiling.put(bytes.data(), kTilingBytes);
@@ -84,9 +86,9 @@ void SuperKernel::run(const Item& item, void* results) const {
   if (item.num_rows == 0) return;
   lane_.run(
       "asap_super_kernel", num_blocks_,
-      {layout_.address(), item.bytes.address(), results, table_.address(),
-       workspace_.address(), gate_up_tiling_.address(), down_tiling_.address(), lane_.status(),
-       moe_device_, shape_.intermediate, static_cast<std::int64_t>(row_type_)});
+      {layout_.address(), item.bytes.address(), results, table_.address(), workspace_.address(),
+       gate_up_tiling_.address(), down_tiling_.address(), lane_.status(), moe_device_,
+       shape_.intermediate, static_cast<std::int64_t>(row_type_)});
 }
 
 }  // namespace asap::ascend

@@ -26,8 +26,8 @@ class SuperKernel {
 
  private:
   void fill_table() const;
-  void fill_tiling(const Memory& tiling, std::int64_t rows, std::int64_t columns,
-                   std::int64_t inner) const;
+  void fill_tiling(const Memory& tiling, std::int64_t columns, std::int64_t inner,
+                   RowType result_type) const;
   std::int64_t element_bytes() const { return row_type_ == RowType::float32 ? 4 : 2; }
 
   const DiePtr die_;

@@ -1,15 +1,15 @@
 // How a matrix product of the super kernel is cut for a die, from the toolkit's own tiling library.
 // Built by `make ascend` alone; it has never been compiled against a toolkit.
-#include <algorithm>
 #include <cstdint>
 
 #include "tiling/platform/platform_ascendc.h"
 #include "tiling/tiling_api.h"
 
-// a [rows, inner] times b [columns, inner] transposed; row types as csrc/ascend/kernels numbers
-// them. 0, or 1 if there is no tiling, or 2 if it does not fit.
+// a [rows, inner] times b [columns, inner] transposed; types of both and of the result as
+// csrc/ascend/kernels numbers them. 0, or 1 if there is no tiling, or 2 if it does not fit.
 extern "C" int asap_tiling(std::int64_t rows, std::int64_t columns, std::int64_t inner,
-                           std::int64_t row_type, void* tiling, std::int64_t num_bytes) {
+                           std::int64_t row_type, std::int64_t result_type, void* tiling,
+                           std::int64_t num_bytes) {
   using matmul_tiling::CubeFormat;
   using matmul_tiling::DataType;
   using matmul_tiling::TPosition;
@@ -18,7 +18,7 @@ extern "C" int asap_tiling(std::int64_t rows, std::int64_t columns, std::int64_t
   matmul_tiling::MatmulApiTiling matmul(*platform_ascendc::PlatformAscendCManager::GetInstance());
   matmul.SetAType(TPosition::GM, CubeFormat::ND, type);
   matmul.SetBType(TPosition::GM, CubeFormat::ND, type, true);
-  matmul.SetCType(TPosition::GM, CubeFormat::ND, DataType::DT_FLOAT);
+  matmul.SetCType(TPosition::GM, CubeFormat::ND, kTypes[result_type]);
   matmul.SetBias(false);
   const auto m = static_cast<std::int32_t>(rows), n = static_cast<std::int32_t>(columns),
              k = static_cast<std::int32_t>(inner);

@@ -114,7 +114,7 @@ const char* asap_twin_run(const AsapTwinLaunch* launches, std::int32_t num_launc
 }
 
 // Stands for csrc/ascend/tiling: products on the twin need none.
-int asap_tiling(std::int64_t, std::int64_t, std::int64_t, std::int64_t, void* tiling,
+int asap_tiling(std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, void* tiling,
                 std::int64_t num_bytes) {
   std::memset(tiling, 0, static_cast<std::size_t>(num_bytes));
   return 0;
