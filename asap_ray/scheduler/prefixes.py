@@ -1,4 +1,4 @@
-"""The prefix caches of all DP groups, as their scheduler uses them (ADR 0006): who has what, and who holds which blocks."""
+"""The prefix caches of all DP groups, as their scheduler uses them (ADR 0006): who has what, who holds which blocks."""
 
 from __future__ import annotations
 
