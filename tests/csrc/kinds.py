@@ -52,7 +52,7 @@ class HostKind:
 
 
 class AscendKind:
-    """The Ascend host code over a fake runtime that runs the kernels on the twin; peers open every buffer by its key."""
+    """The Ascend host code over a fake runtime that runs the kernels on the twin; peers open buffers by key."""
 
     name = "ascend"
 
