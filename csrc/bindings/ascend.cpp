@@ -188,6 +188,7 @@ void bind_attention(py::module_& m) {
            py::arg("timeout_s"))
       .def("async_combine_recv_on_die", &combine_recv_on_die, py::arg("slot"), py::arg("out"),
            py::arg("timeout_s"))
+      .def_property_readonly("backpressure_s", &ascend::AttentionComm::backpressure_s)
       .def("abort", &ascend::AttentionComm::abort);
 }
 
@@ -198,6 +199,8 @@ void bind_item(py::module_& m) {
       .def_readonly("layer", &ascend::Item::layer)
       .def_readonly("sequence", &ascend::Item::sequence)
       .def_readonly("num_rows", &ascend::Item::num_rows)
+      .def_readonly("num_tokens", &ascend::Item::num_tokens)
+      .def_readonly("found_s", &ascend::Item::found_s)
       .def_property_readonly(
           "rows_at",
           [](const ascend::Item& item) {

@@ -1,6 +1,7 @@
 #include "attention_comm.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 #include "asap/errors.hpp"
@@ -35,7 +36,8 @@ AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<S
       lane_(die_),
       layout_memory_(die_, sizeof(Layout)),
       table_(die_, std::ssize(moe_buffers_) * 8),
-      abort_(die_, 64) {
+      abort_(die_, 64),
+      backpressure_s_(static_cast<std::size_t>(layout.moe_devices)) {
   check_layout(layout_);
   ASAP_CHECK(layout_.tp <= kMaxPeers && layout_.moe_devices <= kMaxPeers, "tp=", layout_.tp,
              " moe_devices=", layout_.moe_devices, ": a device of this kind tells at most ",
@@ -109,9 +111,15 @@ void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, c
   const Deadline deadline(timeout_s);
   auto devices = static_cast<std::int32_t>((std::int64_t{1} << layout_.moe_devices) - 1);
   while (true) {
+    const double began_s = monotonic_s();
     devices =
         send_to(slot, hidden, devices, std::min(kPatienceS, std::max(0.0, deadline.left_s())));
     if (devices == 0) return;
+    for (std::size_t e = 0; e < backpressure_s_.size(); ++e) {
+      if ((devices & 1 << e) != 0)
+        backpressure_s_[e] +=
+            (monotonic_s() - began_s) / std::popcount(static_cast<std::uint32_t>(devices));
+    }
     if (deadline.left_s() <= 0) {
       throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ", seconds_text(timeout_s),
                              " for room on MoE device(s) ", list_text(devices)));
@@ -203,6 +211,10 @@ void AttentionComm::async_combine_recv(std::int64_t slot, void* out, bool is_on_
   }
   if (!is_on_die) mine.hidden->get(out, mine.num_tokens * layout_.row_bytes);
   mine.in_flight = false;
+}
+
+std::vector<double> AttentionComm::backpressure_s() const {
+  return {backpressure_s_.begin(), backpressure_s_.end()};
 }
 
 void AttentionComm::abort() noexcept {

@@ -52,6 +52,8 @@ class AttentionComm {
   void async_combine_recv(std::int64_t slot, void* out, bool is_on_die, double timeout_s);
 
   std::int64_t num_tokens(std::int64_t slot) const { return slot_at(slot).num_tokens; }
+  // Seconds that sends waited for room on each MoE device, to the 10 ms a launch lasts.
+  std::vector<double> backpressure_s() const;
   void abort() noexcept;
 
   const Layout& layout() const { return layout_; }
@@ -86,6 +88,7 @@ class AttentionComm {
   const Lane lane_;
   const Memory layout_memory_, table_, abort_;
   mutable std::array<Slot, kNumSlots> slots_;
+  std::vector<std::atomic<double>> backpressure_s_;
   std::atomic<bool> aborted_{false};
 };
 

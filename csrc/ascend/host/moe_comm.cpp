@@ -119,6 +119,13 @@ std::shared_ptr<Item> MoEComm::taken(std::shared_ptr<Item> item) const {
   item->num_rows = head.num_rows;
   item->epoch = head.epoch;
   item->sequence = head.sequence;
+  item->found_s = monotonic_s();
+  item->num_tokens = 0;
+  for (std::int64_t j = 0; j < layout_.tp; ++j) {
+    std::int32_t num_rows = 0;
+    item->bytes.get(&num_rows, sizeof(num_rows), item_part(layout_, j));
+    item->num_tokens += num_rows;
+  }
   return item;
 }
 

@@ -21,6 +21,8 @@ struct Item {
         is_float32(row_type == RowType::float32) {}
 
   std::int64_t dp_group = 0, slot = 0, layer = 0, num_rows = 0;
+  std::int64_t num_tokens = 0;  // rows that all T ranks sent
+  double found_s = 0;           // when it was found complete, monotonic
   std::uint64_t epoch = 0, sequence = 0;
   std::vector<std::int32_t> num_rows_E;  // per local expert; they sum to num_rows
   const Memory bytes, results;

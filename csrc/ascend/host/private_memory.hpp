@@ -22,12 +22,17 @@ constexpr std::int64_t plan_bytes(const Layout& l) {
 // Head of an item, then rows per local expert, then what each rank sent, then the rows.
 inline constexpr std::int64_t kItemNumRowsE = kFlagBytes;
 
-constexpr std::int64_t item_rows(const Layout& l) {
+// Of one rank; it begins with how many rows that rank sent.
+constexpr std::int64_t part_bytes(const Layout& l) {
   const std::int64_t rows = kNumSlots * l.slot_rows, pairs = kNumSlots * l.slot_pairs;
-  const std::int64_t part =
-      area(16) + 2 * area(l.max_local_experts) + area(1) + 4 * area(pairs) + area(rows + 2);
-  return kFlagBytes + area(l.max_local_experts) + l.tp * part;
+  return area(16) + 2 * area(l.max_local_experts) + area(1) + 4 * area(pairs) + area(rows + 2);
 }
+
+constexpr std::int64_t item_part(const Layout& l, std::int64_t j) {
+  return kFlagBytes + area(l.max_local_experts) + j * part_bytes(l);
+}
+
+constexpr std::int64_t item_rows(const Layout& l) { return item_part(l, l.tp); }
 
 constexpr std::int64_t max_item_rows(const Layout& l) { return l.tp * kNumSlots * l.slot_pairs; }
 
