@@ -42,6 +42,17 @@ class Waiter:
     handed_s: float | None = None  # when a group was given its first piece
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
 
+    @property
+    def age_s(self) -> float:
+        """Since it arrived."""
+        return time.monotonic() - self.request.arrival_s
+
+    @property
+    def queue_s(self) -> float:
+        """From arrival until a group was given its first piece."""
+        assert self.handed_s is not None, "no group has this prompt"
+        return self.handed_s - self.request.arrival_s
+
     def hand_over(self) -> None:
         """A group is given a piece, or all of it."""
         if self.handed_s is None:
@@ -55,11 +66,10 @@ class Waiter:
 
     def ttft(self) -> Ttft:
         """Its parts, now that the first token is here."""
-        assert self.handed_s is not None, "a token of a prompt that no group has"
         return Ttft(
-            queue_s=self.handed_s - self.request.arrival_s,
+            queue_s=self.queue_s,
             attention_s=self.stamps.attention_s,
             dispatch_s=self.stamps.dispatch_s,
             combine_s=self.stamps.combine_s,
-            total_s=time.monotonic() - self.request.arrival_s,
+            total_s=self.age_s,
         )

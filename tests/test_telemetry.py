@@ -11,9 +11,11 @@ import pytest
 
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService
+from asap_ray.actors.vitals import Vitals
 from asap_ray.actors.waiter import Ttft, Waiter
 from asap_ray.backends.host import HostMoEComm
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
+from asap_ray.config import ServeConfig
 from asap_ray.dashboards.promql import SLO_S
 from asap_ray.protocol import WorkItem
 from asap_ray.scheduler.drain_rate import DrainRate
@@ -26,7 +28,7 @@ SOURCES = {
     source.__name__: source
     for source in (
         *(Batch, DrainRate, DualBatchScheduler, Duty, HostMoEComm, PrefillInstance, PrefillService),
-        *(PrefillSpec, Request, Stamps, Token, Ttft, Waiter, WorkItem),
+        *(PrefillSpec, Request, ServeConfig, Stamps, Token, Ttft, Vitals, Waiter, WorkItem),
     )
 }
 CLIENTS = {

@@ -72,9 +72,19 @@ class DualBatchScheduler:
         """Their prompt tokens."""
         return self._policy.num_tokens
 
+    @property
+    def drain_s(self) -> float:
+        """How long they take at the rate of the last batches."""
+        return self._drain_rate.seconds(self.num_queued_tokens)
+
     def in_flight(self, group: int) -> tuple[Batch, ...]:
         """Batches assigned to a group and not ended yet."""
         return tuple(self._groups[group].in_flight)
+
+    @property
+    def held(self) -> tuple[tuple[Batch, ...], ...]:
+        """The batches in flight of every group."""
+        return tuple(tuple(group.in_flight) for group in self._groups)
 
     def check(self, request: Request) -> None:
         """Refuse what could never be queued, or not beside what is queued or runs.
@@ -103,7 +113,7 @@ class DualBatchScheduler:
                 f"the queue holds {self.num_queued} of {self._max_queued_requests} requests and "
                 f"{self.num_queued_tokens} of {self._max_queued_tokens} tokens; "
                 f"there is no room for a prompt of {request.num_tokens}",
-                retry_after_s=self._drain_rate.seconds(self.num_queued_tokens),
+                retry_after_s=self.drain_s,
             )
         self._policy.push(request, now)
 
