@@ -12,6 +12,7 @@ from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.strict import build
+from asap_ray.totals import DeviceTotals, GroupTotals
 
 VERSION: Final = 1
 
@@ -77,6 +78,8 @@ _KINDS: Final[dict[type, str]] = {
     Events: "events",
     Step: "step",
     Duty: "duty",
+    GroupTotals: "group totals",
+    DeviceTotals: "device totals",
 }
 
 

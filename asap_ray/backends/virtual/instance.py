@@ -12,6 +12,7 @@ from asap_ray.backends.virtual.stages import Barrier, VirtualAttention, VirtualM
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.skew import Load, balanced
 from asap_ray.engine import attention, experts, instance
+from asap_ray.laps import Laps, State
 from asap_ray.protocol import AttentionComm, MoEStage
 from asap_ray.spec import ParallelSpec, PrefillSpec
 
@@ -52,6 +53,7 @@ class VirtualInstance:
                 self._attention_comm(buffers, i, j),
                 VirtualAttention(runtime, spec.cost, barriers[i]),
                 self.doors[i].rank(j),
+                Laps(runtime.now, State.IDLE),
             )
             for i in groups
             for j in range(simulated.tp)
@@ -61,6 +63,7 @@ class VirtualInstance:
                 runtime,
                 VirtualMoEComm(buffers, e, spec.take),
                 self._experts(spec, e),
+                experts.Streams.of(runtime),
             )
             for e in range(simulated.moe_devices)
         ]

@@ -19,6 +19,7 @@ from asap_ray.cost.model import CostModel
 from asap_ray.cost.skew import Load, balanced
 from asap_ray.engine import lockstep
 from asap_ray.errors import ConfigError
+from asap_ray.laps import Laps, State
 from asap_ray.protocol import Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS
 
@@ -69,6 +70,7 @@ class LockstepInstance:
                 VirtualAttention(runtime, spec.cost, Barrier(runtime, 1, f"group {i}")),
                 VirtualMoE(runtime, spec.cost, _slowest(spec, i), launch_s=0.0),
                 WorkerDoor(self.steps, i, deliver),
+                Laps(runtime.now, State.IDLE),
             )
             for i in groups
         ]
@@ -172,7 +174,8 @@ class LockstepMoEComm:
         """See `LockstepMoEComm`; the barrier before a MoE layer."""
         await self._exchanges.dispatch[slot].receive(self._group)
         rows = Rows(Batch(()), sum(self._exchanges.num_tokens[slot]))
-        return WorkItem(self._group, slot, self._exchanges.layers[slot], None, rows, None)
+        layer, now_s = self._exchanges.layers[slot], self._exchanges.runtime.now()
+        return WorkItem(self._group, slot, layer, None, rows, None, now_s)
 
     async def combine_send(self, work: WorkItem, results_RH: Any) -> None:  # noqa: ARG002
         """See `LockstepMoEComm`."""
