@@ -13,6 +13,7 @@ from asap_ray.actors.vitals import Vitals
 from asap_ray.actors.waiter import TokenEvent, Ttft, Waiter
 from asap_ray.batch import Batch, Request, Token
 from asap_ray.config import ServeConfig
+from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
 from asap_ray.spec import NUM_SLOTS
 from asap_ray.telemetry import frontend
@@ -30,7 +31,7 @@ class FrontendMetrics:
         self._registry = CollectorRegistry()
         self._vllm = PrometheusExporter(self._registry, model_name=model_name, engine="0")
         self._asap = asap or PrometheusExporter(self._registry, app=config.name)
-        self._totals = Totals(self._asap)
+        self._totals, self._vllm_totals = Totals(self._asap), Totals(self._vllm)
         self._inflection_tokens = config.prefill.inflection_tokens
         self._objective_s = config.ttft_objective_s
         self._slots = _SlotSeconds()
@@ -51,7 +52,9 @@ class FrontendMetrics:
 
     def passed(self, batch: Batch, tokens: Sequence[Token], is_first: bool) -> None:
         """A group made a pass over a batch: prompts the first time, one token each from then on."""
-        self._vllm.count(frontend.PROMPT_TOKENS, batch.num_tokens if is_first else 0)
+        if is_first:
+            found = sum(piece.cached_tokens for piece in batch.requests if piece.is_first)
+            self._vllm.count(frontend.PROMPT_TOKENS, batch.num_tokens + found)
         self._vllm.count(frontend.GENERATION_TOKENS, len(tokens))
 
     def answered(self, client: Waiter, event: TokenEvent) -> None:
@@ -90,6 +93,8 @@ class FrontendMetrics:
         self._asap.set(frontend.QUEUE_DRAIN, scheduler.drain_s)
         self._asap.set(frontend.READY, is_ready)
         self._slots.report(self._totals)
+        if scheduler.caches:
+            self._report_caches(scheduler.caches)
 
     def report_devices(self, vitals: Vitals) -> None:
         """Once a second: who serves, who was lost, and when the instance began."""
@@ -99,6 +104,14 @@ class FrontendMetrics:
         if start := vitals.start:
             self._asap.set(frontend.STARTED_AT, start.at_s)
             self._asap.set(frontend.START_TIME, start.seconds, how=start.how)
+
+    def _report_caches(self, caches: Sequence[PrefixCache]) -> None:
+        num_blocks, num_held = sum(cache.pool.num_blocks for cache in caches), sum(cache.num_held for cache in caches)
+        self._vllm.set(frontend.KV_CACHE_USAGE, num_held / num_blocks)
+        self._vllm_totals.report(frontend.PREFIX_QUERIES, sum(cache.counts.queried_tokens for cache in caches))
+        self._vllm_totals.report(frontend.PREFIX_HITS, sum(cache.counts.hit_tokens for cache in caches))
+        block_size = str(caches[0].pool.block_size)
+        self._vllm.set(frontend.CACHE_CONFIG, 1, block_size=block_size, num_gpu_blocks=str(num_blocks))
 
     def _first_token(self, ttft: Ttft) -> None:
         self._vllm.observe(frontend.TTFT, ttft.total_s)

@@ -17,6 +17,7 @@ from asap_ray.backends.host import HostMoEComm
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.dashboards.promql import SLO_S
+from asap_ray.kvcache.prefix import PrefixCache, PrefixCounts
 from asap_ray.protocol import WorkItem
 from asap_ray.scheduler.drain_rate import DrainRate
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
@@ -29,7 +30,20 @@ SOURCES = {
     source.__name__: source
     for source in (
         *(Batch, DeviceTotals, DrainRate, DualBatchScheduler, Duty, HostMoEComm, PrefillInstance, PrefillService),
-        *(PrefillSpec, RankTotals, Request, ServeConfig, Stamps, Token, Ttft, Vitals, Waiter, WorkItem),
+        *(
+            PrefillSpec,
+            PrefixCache,
+            PrefixCounts,
+            RankTotals,
+            Request,
+            ServeConfig,
+            Stamps,
+            Token,
+            Ttft,
+            Vitals,
+            Waiter,
+            WorkItem,
+        ),
     )
 }
 CLIENTS = {

@@ -63,8 +63,8 @@ PROMPT_TOKENS: Final = counter(
     "vllm:prompt_tokens",
     "tokens",
     _MODEL,
-    "Prompt tokens prefilled.",
-    "Batch.num_tokens at the first pass of a batch",
+    "Prompt tokens prefilled, those found in a prefix cache included.",
+    "Batch.num_tokens and Request.cached_tokens at the first pass of a batch",
 )
 GENERATION_TOKENS: Final = counter(
     "vllm:generation_tokens",
@@ -116,22 +116,22 @@ KV_CACHE_USAGE: Final = gauge(
     "vllm:kv_cache_usage_perc",
     "ratio",
     _MODEL,
-    "Blocks of the KV pools in use; 1 is all.",
-    "1 - free blocks / all blocks, over the pools of all groups",
+    "Blocks of the KV pools that requests hold; 1 is all.",
+    "PrefixCache.num_held over all blocks, of all groups",
 )
 PREFIX_QUERIES: Final = counter(
     "vllm:prefix_cache_queries",
     "tokens",
     _MODEL,
     "Prompt tokens looked up in the prefix caches.",
-    "prompt tokens of reservations in the prefix caches of all groups",
+    "PrefixCounts.queried_tokens of all groups",
 )
 PREFIX_HITS: Final = counter(
     "vllm:prefix_cache_hits",
     "tokens",
     _MODEL,
     "Prompt tokens whose keys and values were there.",
-    "cached tokens of reservations in the prefix caches of all groups",
+    "PrefixCounts.hit_tokens of all groups",
 )
 CACHE_CONFIG: Final = gauge(
     "vllm:cache_config_info",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -204,6 +205,26 @@ def test_the_seconds_of_a_slot_are_all_there(config: ServeConfig) -> None:
 
     by_group = [[seen[f"asap_slot_seconds_total{{dp_group={g},occupied={n}}}"] for n in range(3)] for g in range(2)]
     assert by_group == [[4, 0, 3], [4, 3, 0]]
+
+
+def test_prefix_hits_are_those_of_the_caches(config: ServeConfig, model: ServedModel) -> None:
+    """The second of two equal prompts of 40 tokens finds two blocks of 16 and computes the rest; nothing runs."""
+    groups = EchoGroups(num_blocks=32)
+    cached = replace(config, kv_cache=replace(config.kv_cache, block_size=16))
+
+    async def scenario() -> dict[str, float]:
+        service = PrefillService(cached, model, groups)
+        service.open_caches()
+        for name in ("cold", "warm"):
+            await tokens_of(service, [request(name, num_tokens=40)])
+        await service.close()
+        service.report()
+        return samples(service.metrics.exposition().decode())
+
+    seen = asyncio.run(scenario())
+    names = ("prefix_cache_queries_total", "prefix_cache_hits_total", "prompt_tokens_total", "kv_cache_usage_perc")
+    assert [seen[f"vllm:{name}"] for name in names] == [80, 32, 80, 0]
+    assert seen["vllm:cache_config_info{block_size=16,num_gpu_blocks=64}"] == 1
 
 
 def test_a_first_token_after_the_objective_is_late(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
