@@ -13,6 +13,7 @@ from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.strict import build
 from asap_ray.totals import DeviceTotals, GroupTotals
+from asap_ray.tracks import Timeline
 
 VERSION: Final = 1
 
@@ -80,6 +81,7 @@ _KINDS: Final[dict[type, str]] = {
     Duty: "duty",
     GroupTotals: "group totals",
     DeviceTotals: "device totals",
+    Timeline: "timeline",
 }
 
 
