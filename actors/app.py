@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import fastapi
 from ray import serve
@@ -96,6 +96,7 @@ class Frontend:
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
+        api.add_api_route("/timeline", self._timeline, methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -122,6 +123,10 @@ class Frontend:
     async def compute_seconds(self) -> dict[str, float]:
         """Seconds every device has computed since its start, by name."""
         return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
+
+    async def timeline(self, last_s: float) -> bytes:
+        """The spans of every device in the last seconds, as a message (`Timeline`)."""
+        return encode(await self._instance.timeline(last_s))
 
     async def drain(self) -> None:
         """Not ready from now on: fail what is queued, let running batches finish (SIGTERM)."""
@@ -152,3 +157,7 @@ class Frontend:
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
         return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+
+    async def _timeline(self, last_s: Annotated[float, fastapi.Query(gt=0, allow_inf_nan=False)]) -> fastapi.Response:
+        """The same over HTTP: `asap-ray timeline` makes a trace of it."""
+        return fastapi.Response(await self.timeline(last_s), media_type="application/msgpack")

@@ -51,6 +51,10 @@ class MoEDevice:
         """Totals of the compute stream."""
         return encode(self._moe.duty)
 
+    def timeline(self, last_s: float) -> bytes:
+        """The spans of its streams in the last seconds (`Timeline`)."""
+        return encode(self._moe.timeline(last_s))
+
     def totals(self) -> bytes:
         """What it has counted since its start (`DeviceTotals`)."""
         return encode(self._moe.totals())

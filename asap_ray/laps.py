@@ -6,6 +6,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from asap_ray.tracks import Source
+
 
 class State(IntEnum):
     """What a lap went to. A rank of attention knows the first six, the streams of a MoE device the others."""
@@ -40,6 +42,15 @@ Recorder: TypeAlias = Callable[[str], Record[Any]]
 def no_recorder(stream: str) -> Record[Any]:  # noqa: ARG001
     """Nobody records."""
     return unrecorded
+
+
+Recorders: TypeAlias = Callable[[Source], Recorder]
+"""Gives each device what keeps the laps of its streams."""
+
+
+def no_recorders(source: Source) -> Recorder:  # noqa: ARG001
+    """Nobody records."""
+    return no_recorder
 
 
 class Laps(Generic[_T]):

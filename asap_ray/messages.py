@@ -14,6 +14,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import CacheSpec
 from asap_ray.strict import build
 from asap_ray.totals import DeviceTotals, GroupTotals
+from asap_ray.tracks import Timeline
 
 VERSION: Final = 1
 
@@ -94,6 +95,7 @@ _KINDS: Final[dict[type, str]] = {
     Duty: "duty",
     GroupTotals: "group totals",
     DeviceTotals: "device totals",
+    Timeline: "timeline",
 }
 
 

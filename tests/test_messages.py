@@ -22,6 +22,7 @@ from asap_ray.messages import (
 )
 from asap_ray.spec import ParallelSpec
 from asap_ray.totals import DeviceTotals, GroupTotals, RankTotals, StreamTotals
+from asap_ray.tracks import Role, Source, StartedBatch, Timeline, Track
 
 SAMPLING = Sampling(max_tokens=3, temperature=0.5, seed=7, num_logprobs=2, stop_token_ids=(1, 2))
 REQUEST = Request(request_id="a", num_tokens=2, arrival_s=1.5, token_ids=b"\1\0\0\0\2\0\0\0", sampling=SAMPLING)
@@ -42,6 +43,16 @@ MESSAGES = [
     GroupTotals(
         ranks=(
             RankTotals(duty=Duty(1.0, 2, 3), dispatch_s=0.5, combine_s=0.25, idle_s=4.0, backpressure_s_M=(0.125, 0.0)),
+        )
+    ),
+    Timeline(
+        tracks=(
+            Track(
+                source=Source(role=Role.ATTENTION, index=1, tp_rank=2),
+                stream="attention",
+                spans=b"\0" * 40,
+                batches=(StartedBatch(number=1, num_tokens=2, request_ids=("a", "b")),),
+            ),
         )
     ),
     DeviceTotals(

@@ -30,7 +30,9 @@ from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
+from asap_ray.telemetry.recording import Recording
 from asap_ray.totals import DeviceTotals, RankTotals, Received, stream_totals
+from asap_ray.tracks import Role, Source, Timeline
 
 _log = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class HostMoEComm:
             dp_group=item.dp_group,
             slot=item.slot,
             layer=item.layer,
+            num_rows=item.num_rows,
             num_rows_E=torch.from_numpy(item.num_rows_E),
             rows_RH=tensor_of(item.rows, self._dtype),
             ticket=item,
@@ -144,7 +147,8 @@ class HostAttention:
         self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
-        self._laps: Laps[attention.Flight] = Laps(self.runtime.now, State.IDLE)
+        self._recording = Recording(Source(role=Role.ATTENTION, index=group, tp_rank=collective.rank))
+        self._laps = Laps[attention.Flight](self.runtime.now, State.IDLE, self._recording.stream("attention"))
         self._native: _native.AttentionComm | None = None  # until it is connected
 
     def _make_pages(self) -> Pages:
@@ -203,6 +207,10 @@ class HostAttention:
         except Closed:
             return
 
+    def timeline(self, last_s: float) -> Timeline:
+        """The spans of the last seconds, as far as they are kept; for any thread."""
+        return Timeline(tracks=self._recording.tracks(self.runtime.now() - last_s))
+
     def totals(self) -> RankTotals:
         """What this rank has counted since its start; for any thread."""
         seconds = self._laps.totals_s()
@@ -228,7 +236,8 @@ class HostMoE:
         self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
-        self._laps = experts.Streams.of(self.runtime)
+        self._recording = Recording(Source(role=Role.MOE, index=moe_device))
+        self._laps = experts.Streams.of(self.runtime, self._recording.stream)
         mine = self._instance.experts_of(moe_device)
         self._received = Received(len(mine), self._instance.model.num_layers)
 
@@ -260,6 +269,10 @@ class HostMoE:
             drive(experts.serve(experts.Device(self.runtime, self.comm, self.stage, self._laps, self.duty)))
         except Closed:
             return
+
+    def timeline(self, last_s: float) -> Timeline:
+        """The spans of the last seconds, as far as they are kept; for any thread."""
+        return Timeline(tracks=self._recording.tracks(self.runtime.now() - last_s))
 
     def totals(self) -> DeviceTotals:
         """What this device has counted since its start; for any thread."""

@@ -61,6 +61,7 @@ def _merged(items: list[WorkItem]) -> WorkItem:
         dp_group=-1,  # all of them
         slot=items[0].slot,
         layer=items[0].layer,
+        num_rows=sum(item.num_rows for item in items),
         num_rows_E=sum(item.num_rows_E for item in items),
         rows_RH=torch.cat([part for of_expert in parts_E for part in of_expert]),
         ticket=items,

@@ -91,5 +91,5 @@ async def _dispatch_recv(device: Device, laps: Laps[WorkItem]) -> WorkItem:
 
 async def _super_kernel(device: Device, work: WorkItem) -> Any:
     results = await device.stage.super_kernel(work.layer, work.rows_RH, work.num_rows_E)
-    device.duty.add(device.laps.compute.lap(State.EXPERTS, work), len(work.rows_RH))
+    device.duty.add(device.laps.compute.lap(State.EXPERTS, work), work.num_rows)
     return results

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from asap_ray.laps import State
+from asap_ray.telemetry.recording import SPAN
 from tests.engine.test_host import whole
 from tests.engine.toys import Toy, ToyInstance, random_batch
 
@@ -27,7 +30,8 @@ def test_the_laps_of_a_rank_are_all_of_its_time() -> None:
     with ToyInstance(toy) as running:
         running.ask([(0, random_batch("a", [4], seed=0))])
 
+    spans = np.frombuffer(running.recordings.timeline().tracks[0].spans, SPAN)
     layer = [State.ATTENTION, State.DISPATCH, State.COMBINE]
-    working = [state for state, *_ in running.laps[0] if state is not State.IDLE]
+    working = [State(state) for state in spans["state"] if state != State.IDLE]
     assert working == [State.START, *layer * toy.whole.model.num_layers, State.FINISH]
-    assert all(earlier[2] == later[1] for earlier, later in zip(running.laps[0], running.laps[0][1:], strict=False))
+    assert spans["began_s"][1:].tolist() == spans["ended_s"][:-1].tolist()

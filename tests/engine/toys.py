@@ -31,7 +31,9 @@ from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import Instance
+from asap_ray.telemetry.recording import Recordings
 from asap_ray.totals import Received
+from asap_ray.tracks import Role, Source
 
 HIDDEN = 16
 
@@ -156,7 +158,7 @@ class ToyInstance:
         self._loops = loops
         self.doors: list[Door] = []
         self.received: list[Received] = []
-        self.laps: list[list[tuple[State, float, float, attention.Flight | None]]] = []  # of each rank
+        self.recordings = Recordings()
         ranks, devices = self._build(toy, delay_s, passes)
         self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
         self._thread.start()
@@ -212,7 +214,9 @@ class ToyInstance:
                 if degrees.tp > 1:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
                 stage = ToyAttention(toy, collective, delay_s, passes)
-                ranks.append(attention.Rank(self._runtime, comm, stage, door, self._recorded_laps()))
+                recorder = self.recordings.device(Source(role=Role.ATTENTION, index=i, tp_rank=j))
+                laps = Laps[attention.Flight](self._runtime.now, State.IDLE, recorder("attention"))
+                ranks.append(attention.Rank(self._runtime, comm, stage, door, laps))
         for e in range(degrees.moe_devices):
             moe_port = _native.MoEComm(
                 layout=native_layout,
@@ -229,13 +233,9 @@ class ToyInstance:
             self.received.append(received)
             moe_comm = HostMoEComm(moe_port, received, torch.float32, limits.deadline_s)
             stage = ToyExperts(toy, e, delay_s)
-            devices.append(experts.Device(self._runtime, moe_comm, stage, experts.Streams.of(self._runtime)))
+            streams = experts.Streams.of(self._runtime, self.recordings.device(Source(role=Role.MOE, index=e)))
+            devices.append(experts.Device(self._runtime, moe_comm, stage, streams))
         return ranks, devices
-
-    def _recorded_laps(self) -> Laps[attention.Flight]:
-        self.laps.append([])
-        recorded = self.laps[-1]
-        return Laps(self._runtime.now, State.IDLE, lambda *lap: recorded.append(lap))
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:
         try:

@@ -156,7 +156,7 @@ class VirtualMoEComm:
             unread[item.slot] -= 1
             if not unread[item.slot]:
                 buffers.runtime.wake(buffers.credited[item.dp_group][j])
-        return WorkItem(item.dp_group, item.slot, item.layer, None, item.rows, item, found_s)
+        return WorkItem(item.dp_group, item.slot, item.layer, item.rows.num_tokens, None, item.rows, item, found_s)
 
     async def combine_send(self, work: WorkItem, results_RH: Any) -> None:
         """See `MoEComm`. The stream is free once its own bytes are out; the bits follow when the ranks have all."""
