@@ -149,10 +149,13 @@ class Frontend:
             self._failure = f"{type(error).__name__}: {error}"
 
     async def _report(self) -> None:
-        while True:
-            self._service.report()
-            self._metrics.report_devices(self._instance.vitals)
-            await asyncio.sleep(_REPORT_S)
+        try:
+            while True:
+                self._service.report()
+                self._metrics.report_devices(self._instance.vitals)
+                await asyncio.sleep(_REPORT_S)
+        except Exception:  # whatever it is, the instance serves without
+            _log.exception("metrics that are read once a second are not exported any more")
 
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""

@@ -21,7 +21,9 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from asap_ray.cli import app
 from asap_ray.dashboards.boards import boards
 from asap_ray.dashboards.rules import recordings
 from asap_ray.workload.client import Plan, Result, replay
@@ -48,6 +50,7 @@ WINDOW = "30s"
 class Loaded:
     """An instance, a Prometheus that scrapes it, and what a client saw of a load that has just ended."""
 
+    url: str
     prometheus: str
     results: list[Result]
 
@@ -75,7 +78,7 @@ def loaded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         serving(tiny_model, Path(ray_dir), out / "serve.log") as url,
         scraping(url, Path(ray_dir), out) as prometheus,
     ):
-        loaded = Loaded(prometheus, asyncio.run(load(url)))
+        loaded = Loaded(url, prometheus, asyncio.run(load(url)))
         eventually(loaded.is_scraped, out / "prometheus.log")
         yield loaded
 
@@ -164,6 +167,17 @@ def test_tokens_and_refusals_are_those_of_the_client(loaded: Loaded) -> None:
     assert loaded.query("sum(vllm:prompt_tokens_total)") == [sum(result.input_length for result in answered)]
     assert loaded.query("sum(vllm:generation_tokens_total)") == [len(answered)]
     assert loaded.query('sum(ray_asap_request_errors_total{status="400"})') == [NUM_REQUESTS // 10]
+
+
+def test_top_shows_what_the_client_saw(loaded: Loaded) -> None:
+    """As many answers, and every device."""
+    num_answers = sum(not result.error for result in loaded.results)
+    lines = CliRunner().invoke(app, ["top", "--url", loaded.url, "--once"]).output.splitlines()
+
+    (ttft,) = [line for line in lines if "time to first token" in line]
+    assert ttft.split()[4] == str(num_answers)
+    devices = [line.split()[0] for line in lines if line.startswith("asap:")]
+    assert devices == ["asap:attention:0", "asap:attention:1", "asap:moe:0", "asap:moe:1"]
 
 
 def eventually(is_so: Callable[[], bool], log: Path) -> None:
