@@ -34,13 +34,13 @@ from dashboards.build import HERE
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.thorough,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: apt install prometheus)"
     ),
 ]
 
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 NUM_REQUESTS = 120
 RATE_RPS = 6.0
 WINDOW = "30s"
