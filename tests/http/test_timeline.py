@@ -14,7 +14,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.messages import encode
 from asap_ray.tracks import Role, Source, Timeline, Track
 
-TIMELINE = Timeline(tracks=(Track(source=Source(role=Role.MOE, index=1), stream="send", spans=b"\0" * 40, batches=()),))
+TIMELINE = Timeline(tracks=(Track(source=Source(role=Role.MOE, index=1), stream="send", spans=b"\0" * 32, batches=()),))
 
 
 async def answer(last_s: float) -> bytes:
