@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import fastapi
 from ray import serve
@@ -19,6 +19,7 @@ from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.timeline import timeline_route
 from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
@@ -96,7 +97,7 @@ class Frontend:
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
-        api.add_api_route("/timeline", self._timeline, methods=["GET"])
+        api.add_api_route("/timeline", timeline_route(self.timeline), methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -160,7 +161,3 @@ class Frontend:
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
         return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
-
-    async def _timeline(self, last_s: Annotated[float, fastapi.Query(gt=0, allow_inf_nan=False)]) -> fastapi.Response:
-        """The same over HTTP: `asap-ray timeline` makes a trace of it."""
-        return fastapi.Response(await self.timeline(last_s), media_type="application/msgpack")

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
 import httpx
+from fastapi import Request, Response
 
-from asap_ray.errors import ConfigError
+from asap_ray.actors.openai import quote
+from asap_ray.errors import ConfigError, RequestError
 from asap_ray.messages import decode
 from asap_ray.tracks import Timeline
 from asap_ray.workload.http_target import connect
 
 _ANSWER_S: Final = 30.0
 """Devices have 10 s, and what they answer has to come here."""
+
+
+def timeline_route(read: Callable[[float], Awaitable[bytes]]) -> Callable[..., Any]:
+    """`GET /timeline?last_s=10`: the message that `read` gives."""
+
+    async def timeline(http: Request) -> Response:
+        return Response(await read(_last_s(http)), media_type="application/msgpack")
+
+    return timeline
+
+
+def _last_s(http: Request) -> float:
+    text = http.query_params.get("last_s", "")
+    try:
+        last_s = float(text)
+    except ValueError:
+        last_s = 0.0
+    if not 0 < last_s < math.inf:
+        raise RequestError(f"last_s={quote(text)} must be a positive number of seconds", "last_s")
+    return last_s
 
 
 async def timeline_of(url: str, last_s: float) -> Timeline:

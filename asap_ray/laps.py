@@ -25,6 +25,9 @@ class State(IntEnum):
     BLOCKED = 10  # no room for the output
 
 
+IDLE, START, ATTENTION, DISPATCH, COMBINE, FINISH, STARVED, RECEIVE, EXPERTS, SEND, BLOCKED = State
+"""For loops: to look a member up in its class takes 0.1 us (Python 3.11), as long as the rest of a lap."""
+
 _T = TypeVar("_T")
 
 Record: TypeAlias = Callable[[State, float, float, _T | None], None]
@@ -56,7 +59,7 @@ def no_recorders(source: Source) -> Recorder:  # noqa: ARG001
 class Laps(Generic[_T]):
     """The laps of one stream, which alone calls `lap`. `totals_s` is for any thread."""
 
-    __slots__ = ("_last_s", "_now", "_record", "_rest", "_rest_s", "_seconds")
+    __slots__ = ("_last_s", "_now", "_record", "_rest", "_rest_s", "_seconds", "lap")
 
     def __init__(self, now: Callable[[], float], rest: State, record: Record[_T] = unrecorded) -> None:
         """`rest` is what the stream does when there is nothing to do."""
@@ -65,15 +68,13 @@ class Laps(Generic[_T]):
         self._rest = rest
         self._rest_s = 0.0
         self._seconds = [0.0] * len(State)
+        self.lap = self._counted_lap if record is unrecorded else self._recorded_lap
+        """Say to what the time since the last lap went, and for which item; in seconds."""
         self.restart()
 
     def restart(self) -> None:
         """The time up to now is no lap."""
         self._last_s = self._now()
-
-    def lap(self, state: State, item: _T | None = None) -> float:
-        """The time since the last lap went to `state`; in seconds."""
-        return self.lap_until(self._now(), state, item)
 
     def lap_until(self, ended_s: float, state: State, item: _T | None = None) -> float:
         """The same of a lap that is over."""
@@ -81,6 +82,16 @@ class Laps(Generic[_T]):
         self._seconds[state] += ended_s - began_s
         self._record(state, began_s, ended_s, item)
         return ended_s - began_s
+
+    def _counted_lap(self, state: State, item: _T | None = None) -> float:  # noqa: ARG002
+        ended_s = self._now()
+        seconds = ended_s - self._last_s
+        self._last_s = ended_s
+        self._seconds[state] += seconds
+        return seconds
+
+    def _recorded_lap(self, state: State, item: _T | None = None) -> float:
+        return self.lap_until(self._now(), state, item)
 
     def totals_s(self) -> list[float]:
         """Seconds by state, up to now: a lap that goes on counts as rest. None of them ever shrinks.

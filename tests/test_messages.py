@@ -50,7 +50,7 @@ MESSAGES = [
             Track(
                 source=Source(role=Role.ATTENTION, index=1, tp_rank=2),
                 stream="attention",
-                spans=b"\0" * 40,
+                spans=b"\0" * 32,
                 batches=(StartedBatch(number=1, num_tokens=2, request_ids=("a", "b")),),
             ),
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asap_ray.batch import Batch, Duty, Stamps
-from asap_ray.laps import Laps, State
+from asap_ray.laps import ATTENTION, COMBINE, DISPATCH, FINISH, IDLE, START, Laps
 from asap_ray.protocol import AttentionComm, AttentionStage, BatchQueue, Runtime
 from asap_ray.spec import NUM_SLOTS
 
@@ -65,12 +65,12 @@ async def serve_pairs(rank: Rank) -> None:
 
 async def _admit(rank: Rank, slot: int, occupied: tuple[Batch, ...]) -> Flight | None:
     batch = await rank.queue.admit(occupied)
-    rank.laps.lap(State.IDLE)
+    rank.laps.lap(IDLE)
     if batch is None:
         return None
     admitted_s = rank.runtime.now()
     flight = Flight(batch, slot, await rank.stage.start(batch), admitted_s)
-    rank.laps.lap(State.START, flight)
+    rank.laps.lap(START, flight)
     return flight
 
 
@@ -80,15 +80,15 @@ async def _advance(rank: Rank, flight: Flight) -> bool:
     expert_out = None
     if flight.layer > 0:
         expert_out = await rank.comm.combine_recv(flight.slot)
-        stamps.combine_s += laps.lap(State.COMBINE, flight)
+        stamps.combine_s += laps.lap(COMBINE, flight)
     if flight.layer == rank.stage.num_layers:
         return await _finish(rank, flight, expert_out)
 
     routed = await rank.stage.attend(flight.state, flight.layer, expert_out)
-    attention_s = laps.lap(State.ATTENTION, flight)
+    attention_s = laps.lap(ATTENTION, flight)
     await rank.comm.dispatch_send(flight.slot, flight.layer, routed)
     stamps.attention_s += attention_s
-    stamps.dispatch_s += laps.lap(State.DISPATCH, flight)
+    stamps.dispatch_s += laps.lap(DISPATCH, flight)
     rank.duty.add(attention_s, flight.batch.num_tokens)
     flight.layer += 1
     return True
@@ -97,7 +97,7 @@ async def _advance(rank: Rank, flight: Flight) -> bool:
 async def _finish(rank: Rank, flight: Flight, expert_out: Any) -> bool:
     """Tokens out; the batch stays in its slot while a request of it decodes."""
     finished = await rank.stage.finish(flight.state, expert_out)
-    finish_s = rank.laps.lap(State.FINISH, flight)
+    finish_s = rank.laps.lap(FINISH, flight)
     flight.stamps.attention_s += finish_s
     flight.stamps.total_s = rank.runtime.now() - flight.admitted_s
     rank.duty.add(finish_s, 0)

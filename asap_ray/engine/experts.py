@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asap_ray.batch import Duty
-from asap_ray.laps import Laps, Recorder, State, no_recorder
+from asap_ray.laps import BLOCKED, EXPERTS, RECEIVE, SEND, STARVED, Laps, Recorder, no_recorder
 from asap_ray.protocol import MoEComm, MoEStage, Queue, Runtime, WorkItem
 
 
@@ -22,7 +22,7 @@ class Streams:
     def of(cls, runtime: Runtime, recorder: Recorder = no_recorder) -> Streams:
         """The laps of a device whose time is the runtime's."""
         names = ("receive", "compute", "send")
-        return cls(*(Laps[WorkItem](runtime.now, State.STARVED, recorder(name)) for name in names))
+        return cls(*(Laps[WorkItem](runtime.now, STARVED, recorder(name)) for name in names))
 
     def restart(self) -> None:
         """See `Laps`, of all three."""
@@ -53,7 +53,7 @@ async def serve_sequential(device: Device) -> None:
     while True:
         work = await _dispatch_recv(device, laps)
         await device.comm.combine_send(work, await _super_kernel(device, work))
-        laps.lap(State.SEND, work)
+        laps.lap(SEND, work)
 
 
 async def _receive(device: Device, ready: Queue) -> None:
@@ -61,35 +61,35 @@ async def _receive(device: Device, ready: Queue) -> None:
     while True:
         work = await _dispatch_recv(device, laps)
         await ready.put(work)
-        laps.lap(State.BLOCKED)
+        laps.lap(BLOCKED)
 
 
 async def _compute(device: Device, ready: Queue, done: Queue) -> None:
     laps = device.laps.compute
     while True:
         work = await ready.get()
-        laps.lap(State.STARVED)
+        laps.lap(STARVED)
         await done.put((work, await _super_kernel(device, work)))
-        laps.lap(State.BLOCKED)
+        laps.lap(BLOCKED)
 
 
 async def _send(device: Device, done: Queue) -> None:
     laps = device.laps.send
     while True:
         work, results = await done.get()
-        laps.lap(State.STARVED)
+        laps.lap(STARVED)
         await device.comm.combine_send(work, results)
-        laps.lap(State.SEND, work)
+        laps.lap(SEND, work)
 
 
 async def _dispatch_recv(device: Device, laps: Laps[WorkItem]) -> WorkItem:
     work = await device.comm.dispatch_recv()
-    laps.lap_until(work.found_s, State.STARVED)
-    laps.lap(State.RECEIVE, work)
+    laps.lap_until(work.found_s, STARVED)
+    laps.lap(RECEIVE, work)
     return work
 
 
 async def _super_kernel(device: Device, work: WorkItem) -> Any:
     results = await device.stage.super_kernel(work.layer, work.rows_RH, work.num_rows_E)
-    device.duty.add(device.laps.compute.lap(State.EXPERTS, work), work.num_rows)
+    device.duty.add(device.laps.compute.lap(EXPERTS, work), work.num_rows)
     return results

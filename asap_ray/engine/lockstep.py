@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asap_ray.batch import Batch, Duty, Stamps
-from asap_ray.laps import Laps, State
+from asap_ray.laps import ATTENTION, COMBINE, DISPATCH, EXPERTS, FINISH, IDLE, RECEIVE, SEND, START, Laps
 from asap_ray.protocol import AttentionComm, AttentionStage, LockstepMoEComm, MoEStage, Runtime, StepQueue
 
 
@@ -57,11 +57,11 @@ async def serve(worker: Worker) -> None:
 async def _start(worker: Worker) -> list[MicroBatch]:
     """Wait for the micro-batches of the next step."""
     batches = await worker.queue.step()
-    worker.laps.lap(State.IDLE)
+    worker.laps.lap(IDLE)
     started_s, step = worker.runtime.now(), []
     for slot, batch in enumerate(batches):
         step.append(MicroBatch(batch, slot, await worker.attention.start(batch), started_s))
-        worker.laps.lap(State.START, step[-1])
+        worker.laps.lap(START, step[-1])
     return step
 
 
@@ -70,27 +70,27 @@ async def _attend(worker: Worker, layer: int, micro: MicroBatch) -> None:
     expert_out = await _combined(worker, micro) if layer > 0 else None
     micro.layer = layer
     routed = await worker.attention.attend(micro.state, layer, expert_out)
-    attention_s = worker.laps.lap(State.ATTENTION, micro)
+    attention_s = worker.laps.lap(ATTENTION, micro)
     await worker.attention_comm.dispatch_send(micro.slot, layer, routed)
     micro.stamps.attention_s += attention_s
-    micro.stamps.dispatch_s += worker.laps.lap(State.DISPATCH, micro)
+    micro.stamps.dispatch_s += worker.laps.lap(DISPATCH, micro)
     worker.duty.add(attention_s, micro.batch.num_tokens)
 
 
 async def _experts(worker: Worker, micro: MicroBatch) -> None:
     """Wait at the barrier before the MoE layer, compute every rank's rows, send results."""
     work = await worker.moe_comm.dispatch_recv(micro.slot)
-    worker.laps.lap(State.RECEIVE, micro)
+    worker.laps.lap(RECEIVE, micro)
     results = await worker.experts.super_kernel(work.layer, work.rows_RH, work.num_rows_E)
-    worker.duty.add(worker.laps.lap(State.EXPERTS, micro), 0)
+    worker.duty.add(worker.laps.lap(EXPERTS, micro), 0)
     await worker.moe_comm.combine_send(work, results)
-    worker.laps.lap(State.SEND, micro)
+    worker.laps.lap(SEND, micro)
 
 
 async def _combined(worker: Worker, micro: MicroBatch) -> Any:
     """The results of a layer, once every rank has sent its own."""
     expert_out = await worker.attention_comm.combine_recv(micro.slot)
-    micro.stamps.combine_s += worker.laps.lap(State.COMBINE, micro)
+    micro.stamps.combine_s += worker.laps.lap(COMBINE, micro)
     return expert_out
 
 
@@ -98,7 +98,7 @@ async def _finish(worker: Worker, micro: MicroBatch) -> None:
     """Tokens out; an empty micro-batch only keeps step. A decode step is not part of a prefill baseline."""
     expert_out = await _combined(worker, micro)
     finished = await worker.attention.finish(micro.state, expert_out)
-    finish_s = worker.laps.lap(State.FINISH, micro)
+    finish_s = worker.laps.lap(FINISH, micro)
     micro.stamps.attention_s += finish_s
     micro.stamps.total_s = worker.runtime.now() - micro.started_s
     worker.duty.add(finish_s, 0)

@@ -22,6 +22,13 @@ from asap_ray.tracks import Role, Timeline, Track
 Event = dict[str, Any]
 
 _RESTS: Final = (State.IDLE, State.STARVED, State.BLOCKED)
+_PASSED: Final = (
+    *(State.ATTENTION, State.DISPATCH, State.RECEIVE, State.EXPERTS, State.SEND),
+    State.FINISH,
+)
+"""Spans that a flow passes, where they begin. Not combine, the wait that may begin before what it waits for: Perfetto
+turns an arrow round that leads to an earlier span. What follows a combine is the next attention, or the finish."""
+
 _FIRST_SLOT_TID: Final = 100
 """Threads of a device from here on are its slots: what is in them, from start to finish."""
 
@@ -38,11 +45,6 @@ class Span:
     dp_group: int
     layer: int
     slot: int
-
-    @property
-    def inside_ns(self) -> tuple[int, int, int]:
-        """Its first moment, its middle and its last moment: a flow binds to the span around it."""
-        return self.began_ns, (self.began_ns + self.ended_ns) // 2, self.ended_ns - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def _slots(row: Row) -> Iterator[Event]:
 
 
 def _flows(rows: list[Row], senders: _Senders) -> Iterator[Event]:
-    """For each batch, rank and MoE device one flow: dispatch, receive, experts, send, combine, layer after layer."""
+    """For each batch, rank and MoE device one flow: attention, dispatch, receive, experts, send; layer after layer."""
     for number, anchors in enumerate(_anchors(rows, senders).values(), start=1):
         anchors.sort(key=lambda anchor: anchor[0])
         for place, (at_ns, row) in enumerate(anchors):
@@ -192,14 +194,9 @@ def _anchors(rows: list[Row], senders: _Senders) -> dict[tuple[int, ...], list[t
         source = row.track.source
         for span in row.spans:
             group, batch = senders.batch_of(row, span)
-            if not batch or span.state not in _WHERE:
+            if not batch or span.state not in _PASSED:
                 continue
-            at_ns = span.inside_ns[_WHERE[span.state]]
             for rank in ranks[group] if source.role is Role.MOE else {source.tp_rank}:
                 for device in {source.index} if source.role is Role.MOE else devices:
-                    anchors[group, rank, batch, device].append((at_ns, row))
+                    anchors[group, rank, batch, device].append((span.began_ns, row))
     return {key: passed for key, passed in anchors.items() if len(passed) > 1}
-
-
-_WHERE: Final = {State.DISPATCH: 0, State.RECEIVE: 2, State.EXPERTS: 1, State.SEND: 0, State.COMBINE: 2}
-"""Where in a span a flow passes: rows may be received before the last of them is sent, so from its first moment on."""

@@ -138,7 +138,7 @@ def test_a_timeline_has_every_stream(served: Served, tmp_path: Path) -> None:
     streams = sorted({(each.process, each.thread) for each in trace.slices if not each.thread.startswith("slot")})
     moe = [(f"moe {e}", stream) for e in (0, 1) for stream in ("compute", "receive", "send")]
     assert streams == [("attention 0 rank 0", "attention"), ("attention 1 rank 0", "attention"), *moe]
-    assert {"dispatch", "experts", "combine"} <= {each.name for flow in trace.flows for each in flow}
+    assert {"dispatch", "experts", "finish"} <= {each.name for flow in trace.flows for each in flow}
 
 
 def test_a_killed_frontend_comes_back_to_the_same_devices(served: Served) -> None:

@@ -15,7 +15,7 @@ from tests.engine.toys import Toy, ToyInstance, random_batch
 from tests.evaluation.fakes import point
 from tests.telemetry.trace_reader import Trace, read_trace
 
-ROUND = ["dispatch", "receive", "experts", "send", "combine"]
+ROUND = ["attention", "dispatch", "receive", "experts", "send"]
 NUM_LAYERS = 4
 
 
@@ -53,8 +53,8 @@ def test_a_process_a_device_and_a_track_a_stream(real: Trace) -> None:
 
 
 def test_a_flow_goes_through_every_layer_of_a_batch(real: Trace) -> None:
-    """For each of 4 batches, 2 ranks and 2 devices: dispatch, receive, experts, send, combine, NUM_LAYERS times."""
-    assert [[each.name for each in flow] for flow in real.flows] == [ROUND * NUM_LAYERS] * 16
+    """For each of 4 batches, 2 ranks and 2 devices: NUM_LAYERS rounds, then the logits."""
+    assert [[each.name for each in flow] for flow in real.flows] == [[*ROUND * NUM_LAYERS, "finish"]] * 16
 
 
 def test_a_flow_stays_with_its_batch(real: Trace) -> None:

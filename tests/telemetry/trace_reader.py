@@ -103,7 +103,10 @@ def _flows(events: list[dict[str, Any]], tracks: dict[Any, list[Slice]]) -> list
         _check(phases == "s" + "t" * (len(steps) - 2) + "f", "a flow is s, t ..., f", steps)
         times = [step["ts"] for step in steps]
         _check(times == sorted(times), "a flow goes forward in time", steps)
-        flows.append([_around(step, starts[step["pid"], step["tid"]]) for step in steps])
+        passed = [_around(step, starts[step["pid"], step["tid"]]) for step in steps]
+        begins = [each.began_us for each in passed]
+        _check(begins == sorted(begins), "Perfetto turns an arrow round that leads to an earlier span", passed)
+        flows.append(passed)
     return flows
 
 
