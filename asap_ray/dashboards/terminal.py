@@ -19,7 +19,7 @@ _LATENCIES: Final = {
     "end to end": frontend.E2E,
 }
 _SHARES: Final = (0.5, 0.9, 0.99)
-_BAR: Final = 20
+_BAR: Final = 10
 
 
 def page(url: str, pace: Span, answers: Span) -> RenderableType:
@@ -67,13 +67,13 @@ def _devices(span: Span) -> Table:
         else:
             each = f"{rows / items:,.1f}" if items else "-"
             bar = Bar(1.0, 0.0, min(duty, 1.0), width=_BAR)
-            table.add_row(device, f"{duty:.0%}", bar, f"{items:,.1f}", f"{rows:,.0f}", each)
+            table.add_row(device, f"{duty:.0%}", bar, f"{items:,.0f}", f"{rows:,.0f}", each)
     return table
 
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, min_width=24)
+    table.add_column(first, min_width=20)
     for other in others:
-        table.add_column(other, justify="right", min_width=9 if other else _BAR)
+        table.add_column(other, justify="right", min_width=8 if other else _BAR)
     return table

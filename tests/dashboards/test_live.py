@@ -89,8 +89,9 @@ def serving(model: Path, ray_dir: Path, log: Path) -> Iterator[str]:
     port = free_port()
     command = [str(Path(sys.executable).parent / "asap-ray"), "serve", "--model", str(model), "--port", str(port)]
     environment = os.environ | {"RAY_TMPDIR": str(ray_dir), "RAY_metrics_report_interval_ms": "1000"}
-    with running(command, log, environment):
-        eventually(lambda: "ready: " in log.read_text(), log)
+    with running(command, log, environment) as process:
+        eventually(lambda: "ready: " in log.read_text() or process.poll() is not None, log)
+        assert process.poll() is None, log.read_text()
         yield f"http://127.0.0.1:{port}"
 
 
@@ -189,12 +190,12 @@ def eventually(is_so: Callable[[], bool], log: Path) -> None:
 
 
 @contextmanager
-def running(command: list[str], log: Path, environment: Any) -> Iterator[None]:
+def running(command: list[str], log: Path, environment: Any) -> Iterator[subprocess.Popen[bytes]]:
     """A process while the block runs; SIGTERM at the end."""
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
-        yield
+        yield process
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=PATIENCE_S)
