@@ -33,11 +33,21 @@ class Vitals:
         return cls(dict.fromkeys(names, False))
 
     def saw(self, states: Mapping[str, str]) -> None:
-        """The devices were asked; one that served before and does not now is a loss."""
+        """The devices were asked."""
         for name, state in states.items():
-            serves = state == SERVING
-            self.losses[name] += self.up[name] and not serves
-            self.up[name] = serves
+            if state == SERVING:
+                self.back(name)
+            else:
+                self.lost(name)
+
+    def lost(self, name: str) -> None:
+        """A device does not serve; if it did before, that is a loss."""
+        self.losses[name] += self.up[name]
+        self.up[name] = False
+
+    def back(self, name: str) -> None:
+        """It serves."""
+        self.up[name] = True
 
     def started(self, how: str, seconds: float) -> None:
         """The instance serves."""

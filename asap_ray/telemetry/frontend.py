@@ -216,7 +216,7 @@ DEVICE_LOSSES: Final = counter(
     "devices",
     (*_APP, "device"),
     "Groups and MoE devices found lost.",
-    "Vitals.saw: a device that served and does not any more",
+    "Vitals.lost: a device that served and does not any more",
 )
 GROUP_FAILURES: Final = counter(
     "asap_group_failures",
