@@ -30,8 +30,9 @@ from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, Instance, RowType
+from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recording
-from asap_ray.totals import DeviceTotals, RankTotals, Received, stream_totals
+from asap_ray.totals import DeviceTotals, RankTotals, stream_totals
 from asap_ray.tracks import Role, Source, Timeline
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class HostMoEComm:
     async def dispatch_recv(self) -> WorkItem:
         """See `MoEComm`; an idle device waits for ever, for the rest of a message only until the deadline."""
         item = self._receive()
-        self._received.add(item.layer, item.num_tokens, item.num_rows_E.tolist())
+        self._received.add(item.layer, item.num_tokens, item.num_rows_E)
         return WorkItem(
             dp_group=item.dp_group,
             slot=item.slot,
@@ -285,6 +286,6 @@ class HostMoE:
             num_tokens=received.num_tokens,
             num_dropped=received.num_dropped,
             num_expert_calls=received.num_expert_calls,
-            rows_E=tuple(received.rows_E),
-            steps_L=tuple(received.steps_L),
+            rows_E=tuple(received.rows_E.tolist()),
+            steps_L=tuple(received.steps_L.tolist()),
         )
