@@ -78,7 +78,7 @@ MODELS: Final[dict[str, dict[str, Any]]] = {
     "Qwen3Moe": {**_COMMON, "num_key_value_heads": 2, "head_dim": 64, "num_experts": EXPERTS},
     "DeepseekV3": _LATENT,
     # Scores of few heads are often zero together, and who is chosen among equals is nobody's promise.
-    SPARSE: {**_LATENT, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 16},
+    SPARSE: {**_LATENT, "index_topk": 256, "index_head_dim": 16, "index_n_heads": 8},
 }
 
 
@@ -92,14 +92,14 @@ class Case:
     chunk: int
 
 
-def make_model(directory: Path, name: str) -> None:
-    """A random checkpoint, by `transformers`, which no measured process imports."""
+def make_models(folder: Path) -> None:
+    """A random checkpoint each, by `transformers`, which no measured process imports."""
     transformers = importlib.import_module("transformers")
     transformers.logging.disable_progress_bar()
-
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**MODELS[name])
-    getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(directory)
+    for name, sizes in MODELS.items():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**sizes)
+        getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(folder / name)
 
 
 def resident(which: str) -> int:
@@ -192,8 +192,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     logits: list[torch.Tensor] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name in MODELS:
-            in_a_process(make_model, Path(folder) / name, name)
+        in_a_process(make_models, Path(folder))
         for case in cases_of(Path(folder), arguments.quick):
             row, last = in_a_process(measure, case)
             logits.append(torch.tensor(last))
