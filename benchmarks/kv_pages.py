@@ -72,9 +72,8 @@ def prompts_of(num_tokens: int) -> tuple[Request, Request, Request]:
     plain = Request(
         request_id="prompt", num_tokens=num_tokens, arrival_s=0.0, token_ids=token_ids.int().numpy().tobytes()
     )
-    paged, half = replace(plain, table=tuple(range(num_tokens // BLOCK_SIZE))), num_tokens // 2
-    hit = replace(paged, num_tokens=half, token_ids=plain.token_ids[4 * half :], past_tokens=half, cached_tokens=half)
-    return plain, paged, hit
+    paged = replace(plain, table=tuple(range(num_tokens // BLOCK_SIZE)))
+    return plain, paged, paged.behind(num_tokens // 2)
 
 
 @torch.inference_mode()

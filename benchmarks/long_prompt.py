@@ -125,9 +125,7 @@ def run_experts(stage: ExpertStage, layer: int, routed: Routed) -> torch.Tensor:
 def run_prompt(attention: Decoder, experts: ExpertStage, prompt: Request, chunk: int) -> torch.Tensor:
     """Logits of the last position, [V]."""
     for start in range(0, prompt.num_tokens, chunk):
-        piece = prompt
-        if chunk < prompt.num_tokens:
-            piece = prompt.chunk(start, min(start + chunk, prompt.num_tokens))
+        piece = prompt.chunk(start, min(start + chunk, prompt.num_tokens))
         state, expert_out = drive(attention.start(Batch((piece,)))), None
         for layer in range(attention.num_layers):
             expert_out = run_experts(experts, layer, drive(attention.attend(state, layer, expert_out)))

@@ -78,9 +78,8 @@ def test_a_prefix_in_pages_gives_the_same_token(tiny_model: Path) -> None:
     """Computed whole outside of pages, in them, and behind a block that is there."""
     plain = prompt_of(100)
     paged = replace(plain, table=(5, 2))
-    hit = replace(paged, num_tokens=36, token_ids=plain.token_ids[256:], past_tokens=64, cached_tokens=64)
 
-    tokens = answer(config_of(tiny_model), plain, paged, hit)
+    tokens = answer(config_of(tiny_model), plain, paged, paged.behind(64))
 
     assert {token.token_id for token in tokens} == {tokens[0].token_id}
     assert [token.logprob for token in tokens] == pytest.approx([tokens[0].logprob] * 3, rel=1e-4)
