@@ -112,7 +112,7 @@ class LatentAttention:
         return shard.own(weight.T)
 
     def workspace(self, num_tokens: int) -> int:
-        """See `AttentionLayer`: latents, queries, what they make; keys and values of a few heads of the whole prompt."""
+        """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads of the prompt."""
         sizes, num_heads = self._sizes, len(self._up_NXC)
         width = self._down_HA.shape[1] + num_heads * (sizes.head_dim + sizes.value_dim)
         return num_tokens * width + 3 * max(EXPANDED, num_tokens * sizes.head_dim)
