@@ -21,6 +21,7 @@ from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
+from asap_ray.tracks import Timeline
 
 NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
@@ -118,6 +119,11 @@ class PrefillInstance:
         """Totals of every device's compute stream, by name; a device that does not answer is left out."""
         replies = await self._ask(self._names, "duty", timeout_s=_ANSWER_S)
         return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
+
+    async def timeline(self, last_s: float) -> Timeline:
+        """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
+        replies = await self._ask(self._names, "timeline", last_s, timeout_s=_ANSWER_S)
+        return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""
@@ -222,7 +228,7 @@ class PrefillInstance:
             raise Unavailable(f"{method}: " + "; ".join(f"{name}: {reply}" for name, reply in refused.items()))
         return replies
 
-    async def _ask(self, names: list[str], method: str, *args: bytes | str, timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, names: list[str], method: str, *args: bytes | str | float, timeout_s: float) -> dict[str, Any]:
         """Call a method on several actors; a `Refusal` stands for an answer that did not come."""
         answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
         return dict(zip(names, answers, strict=True))
