@@ -13,7 +13,7 @@ from asap_ray.actors.openai import quote
 from asap_ray.errors import ConfigError, RequestError
 from asap_ray.messages import decode
 from asap_ray.tracks import Timeline
-from asap_ray.workload.http_target import connect
+from asap_ray.workload.http_target import ERROR_CHARS, connect
 
 _ANSWER_S: Final = 30.0
 """Devices have 10 s, and what they answer has to come here."""
@@ -55,5 +55,7 @@ async def read_timeline(client: httpx.AsyncClient, last_s: float) -> Timeline:
     try:
         reply = await client.get("/timeline", params={"last_s": last_s}, timeout=_ANSWER_S)
         return decode(Timeline, reply.raise_for_status().content)
+    except httpx.HTTPStatusError as error:
+        raise ConfigError(f"{url}: HTTP {error.response.status_code}: {error.response.text[:ERROR_CHARS]}") from None
     except httpx.HTTPError as error:
         raise ConfigError(f"{url}: {type(error).__name__}: {error}") from None

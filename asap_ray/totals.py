@@ -55,27 +55,6 @@ class DeviceTotals:
     steps_L: tuple[int, ...]  # calls by the step from the layer before, modulo L
 
 
-class Received:
-    """Counts what a MoE device receives. Its receive stream alone writes."""
-
-    def __init__(self, num_experts: int, num_layers: int) -> None:
-        self.num_tokens = 0
-        self.num_dropped = 0
-        self.num_expert_calls = 0
-        self.rows_E = [0] * num_experts
-        self.steps_L = [0] * num_layers
-        self._last_layer = -1
-
-    def add(self, layer: int, num_tokens: int, num_rows_E: Sequence[int]) -> None:
-        """Count one item; `num_rows_E` are its rows by expert."""
-        self.num_tokens += num_tokens
-        self.num_expert_calls += sum(num_rows > 0 for num_rows in num_rows_E)
-        for expert, num_rows in enumerate(num_rows_E):
-            self.rows_E[expert] += num_rows
-        self.steps_L[(layer - self._last_layer) % len(self.steps_L)] += 1
-        self._last_layer = layer
-
-
 def stream_totals(laps: Laps[Any], work: State) -> StreamTotals:
     """Of a stream of a MoE device whose work is `work`."""
     totals_s = laps.totals_s()

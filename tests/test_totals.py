@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import numpy as np
+
 from asap_ray.laps import Laps, State
-from asap_ray.totals import Received, StreamTotals, entropy_bits, stream_totals
+from asap_ray.telemetry.received import Received
+from asap_ray.totals import StreamTotals, entropy_bits, stream_totals
 
 
 def clock(*times_s: float) -> Iterator[float]:
@@ -49,20 +52,20 @@ def test_no_total_shrinks() -> None:
 def test_received_items_are_counted_by_expert_and_step() -> None:
     """Two items of layers 0 and 2 of 3, the first one's step being from before the start."""
     received = Received(num_experts=2, num_layers=3)
-    received.add(layer=0, num_tokens=4, num_rows_E=[3, 0])
-    received.add(layer=2, num_tokens=1, num_rows_E=[1, 1])
+    received.add(layer=0, num_tokens=4, num_rows_E=np.int32([3, 0]))
+    received.add(layer=2, num_tokens=1, num_rows_E=np.int32([1, 1]))
 
     assert (received.num_tokens, received.num_expert_calls) == (5, 3)
-    assert (received.rows_E, received.steps_L) == ([4, 1], [0, 1, 1])
+    assert (received.rows_E.tolist(), received.steps_L.tolist()) == ([4, 1], [0, 1, 1])
 
 
 def test_layers_in_order_have_no_entropy() -> None:
     """Steps of one, from the last layer to the first as well."""
     received = Received(num_experts=1, num_layers=3)
     for layer in (0, 1, 2, 0, 1, 2, 0):
-        received.add(layer, 1, [1])
+        received.add(layer, 1, np.int32([1]))
 
-    assert entropy_bits(received.steps_L) == 0.0
+    assert entropy_bits(received.steps_L.tolist()) == 0.0
 
 
 def test_entropy_of_even_counts_is_their_logarithm() -> None:

@@ -22,10 +22,7 @@ from asap_ray.tracks import Role, Timeline, Track
 Event = dict[str, Any]
 
 _RESTS: Final = (State.IDLE, State.STARVED, State.BLOCKED)
-_PASSED: Final = (
-    *(State.ATTENTION, State.DISPATCH, State.RECEIVE, State.EXPERTS, State.SEND),
-    State.FINISH,
-)
+_PASSED: Final = {State.ATTENTION, State.DISPATCH, State.RECEIVE, State.EXPERTS, State.SEND, State.FINISH}
 """Spans that a flow passes, where they begin. Not combine, the wait that may begin before what it waits for: Perfetto
 turns an arrow round that leads to an earlier span. What follows a combine is the next attention, or the finish."""
 

@@ -31,8 +31,8 @@ from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import Instance
+from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recordings
-from asap_ray.totals import Received
 from asap_ray.tracks import Role, Source
 
 HIDDEN = 16
