@@ -13,7 +13,9 @@ from typing import Any, Final
 import fastapi
 from ray import serve
 
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
@@ -32,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _STOP_S: Final = 30.0
 """To end the devices, after running batches had their deadline."""
+
+_REPORT_S: Final = 1.0
+"""Between two looks at what is read, not counted, for Ray's metrics."""
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -82,9 +87,12 @@ class Frontend:
     def __init__(self, args: dict[str, Any]) -> None:
         self._config = config_from(args)  # on the replica's event loop
         self._instance = PrefillInstance(self._config)
-        self._service = PrefillService(self._config, served_model(self._config), self._instance)
+        model = served_model(self._config)
+        self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))
+        self._service = PrefillService(self._config, model, self._instance, self._metrics)
         self._failure = ""
         self._life = asyncio.create_task(self._live())
+        self._reports = asyncio.create_task(self._report())
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
@@ -105,6 +113,7 @@ class Frontend:
                 yield encode(Answered(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
         except AsapError as error:
             status, body, _ = error_of(error)
+            self._metrics.refused(status)
             yield encode(Answered(status=status, error=body["error"]["message"]))
 
     async def describe(self) -> dict[str, Any]:
@@ -125,8 +134,9 @@ class Frontend:
         await self._service.close()
 
     async def __del__(self) -> None:
-        self._life.cancel()
-        await asyncio.gather(self._life, return_exceptions=True)
+        for task in (self._life, self._reports):
+            task.cancel()
+        await asyncio.gather(self._life, self._reports, return_exceptions=True)
         await self._service.close()
         await self._instance.stop()
 
@@ -138,6 +148,15 @@ class Frontend:
         except Exception as error:  # whatever it is, the frontend must not pretend to wait for a start
             _log.exception("the instance is lost")
             self._failure = f"{type(error).__name__}: {error}"
+
+    async def _report(self) -> None:
+        try:
+            while True:
+                self._service.report()
+                self._metrics.report_devices(self._instance.vitals)
+                await asyncio.sleep(_REPORT_S)
+        except Exception:  # whatever it is, the instance serves without
+            _log.exception("metrics that are read once a second are not exported any more")
 
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""

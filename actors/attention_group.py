@@ -13,6 +13,8 @@ from ray.util.placement_group import get_current_placement_group
 from torch._C._distributed_c10d import TCPStore
 
 from asap_ray.actors.chunk_order import ChunkOrder
+from asap_ray.actors.device_metrics import RankMetrics
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.page_owner import PageOwner
@@ -43,6 +45,9 @@ class GroupRank:
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._attention = HostAttention(served, model, group, self.collective, epoch)
+        self._metrics = RankMetrics(
+            RayExporter(app=served.name, dp_group=str(group), tp_rank=str(rank)), self._attention.totals
+        )
         self.runtime = self._attention.runtime
         self._loop: Loop | None = None
 
@@ -60,7 +65,8 @@ class GroupRank:
         self._loop = Loop(lambda: self._attention.serve(door), on_end)
 
     def state(self) -> str:
-        """`joining`, `serving`, `stopped`, or what failed."""
+        """`joining`, `serving`, `stopped`, or what failed; reports metrics."""
+        self._metrics.report()
         return self._loop.state if self._loop else "joining"
 
     def duty(self) -> bytes:

@@ -44,6 +44,7 @@ class ServeConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
+    ttft_objective_s: float = 5.0  # the paper's (5.1); only the lateness of first tokens is measured by it
     start_timeout_s: float = 180.0
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
@@ -52,6 +53,8 @@ class ServeConfig:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
+        if self.ttft_objective_s <= 0:
+            raise ConfigError(f"ttft_objective_s={self.ttft_objective_s} must be positive")
         if self.orphan_timeout_s < MIN_ORPHAN_S:
             raise ConfigError(
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "
