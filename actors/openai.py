@@ -148,7 +148,15 @@ class Message(BaseModel):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-class GenerationBody(Body):
+class DeliveryBody(Body):
+    """How an answer comes, and where the keys and values of its prompt go to or come from (docs/http.md)."""
+
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class GenerationBody(DeliveryBody):
     """What completions and chat completions share."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -162,8 +170,6 @@ class GenerationBody(Body):
         list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(_stops)
     ] = []
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS)] = []
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 
     @property

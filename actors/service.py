@@ -16,6 +16,7 @@ from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
+from asap_ray.kvcache.transfer_params import Transfer
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of
 from asap_ray.scheduler.shares import tokens
@@ -114,7 +115,9 @@ class PrefillService:
                 f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
             )
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, requests: Sequence[Request], transfer: Transfer | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
 
         Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.

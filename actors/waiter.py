@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from asap_ray.batch import Request, Stamps, Token
 from asap_ray.errors import AsapError
+from asap_ray.kvcache.transfer_params import RemotePrefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +28,12 @@ class Ttft:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One token of one request; `ttft` comes with its first."""
+    """One token of one request; `ttft` and `cached_tokens` come with its first."""
 
     token: Token
     ttft: Ttft | None = None
+    cached_tokens: int = 0  # of the prompt, that needed no computation here
+    handed_off: RemotePrefill | None = None  # with its last, if a decode instance is to go on
 
 
 @dataclass(slots=True)

@@ -52,7 +52,23 @@ class RemotePrefill:
     remote_prefill_cached_tokens: int = 0
 
 
+Transfer = RemoteDecode | RemotePrefill
+
 _T = TypeVar("_T", RemoteDecode, RemotePrefill)
+
+
+def read_transfer(values: Any) -> Transfer | None:
+    """What a request asks of its instance; None if nothing: no parameters, or both of their flags are false.
+
+    Raises:
+        RequestError: see `read_params`.
+    """
+    if values is None:
+        return None
+    flags = values if isinstance(values, Mapping) else {"do_remote_decode": True}  # refused below
+    if flags.get("do_remote_prefill"):
+        return read_params(RemotePrefill, values)
+    return read_params(RemoteDecode, values) if flags.get("do_remote_decode") else None
 
 
 def read_params(cls: type[_T], values: Any) -> _T:

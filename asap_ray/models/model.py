@@ -13,6 +13,7 @@ from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import ExpertStage, load_experts
 from asap_ray.models.families import read_config
 from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
+from asap_ray.models.undivided import Undivided
 from asap_ray.models.weights import Checkpoint, Shard
 from asap_ray.protocol import Collective
 from asap_ray.spec import ModelSpec
@@ -46,6 +47,12 @@ class Model:
         """The same in int8, for rows of any compute type."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_int8_experts(checkpoint, self.config, experts)
+
+    def undivided(self, collective: Collective, compute_dtype: torch.dtype) -> Undivided:
+        """All of it; `collective` is that of a group of one."""
+        num_experts = self.spec.num_experts
+        experts = self.expert_stage(range(num_experts), compute_dtype)
+        return Undivided(self.attention_stage(collective, compute_dtype), experts, num_experts)
 
 
 def load_model(directory: str | Path) -> Model:
