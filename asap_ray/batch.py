@@ -28,6 +28,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     past_tokens: int = 0  # of the same prompt, in earlier chunks: its group holds their keys and values
     future_tokens: int = 0  # of the same prompt, in later chunks: no token is sampled before the last
+    table: tuple[int, ...] = ()  # blocks of the whole prompt and its answer; none: its group keeps it outside of pages
+    cached_tokens: int = 0  # leading prompt tokens that are in them already; the first piece begins behind them
 
     @property
     def prompt_tokens(self) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import indexer
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.mla import NORM_EPS, Latent, LatentAttention
 from asap_ray.models.passes import Sequence
@@ -108,7 +109,7 @@ class SparseLatentAttention:
         self._layer_idx = layer_idx
         self._latent = LatentAttention(shard, sizes.latent, hidden, layer_idx)
         self._indexer = Indexer(shard, sizes, hidden, layer_idx)
-        self.kept = (*self._latent.kept, (1, sizes.head_dim))
+        self.kept = (*self._latent.kept, indexer(sizes.head_dim))
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: what latent attention needs, then what the indexer needs."""

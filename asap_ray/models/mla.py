@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import latent
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import attend
@@ -79,7 +80,7 @@ class LatentAttention:
             raise ConfigError(f"tp={shard.size} must divide num_attention_heads={sizes.num_heads}")
         self._sizes = sizes
         self._layer_idx = layer_idx
-        self.kept = ((1, sizes.kept_dim),)
+        self.kept = (latent(sizes.latent_rank, sizes.rope.dim),)
         name, heads = f"model.layers.{layer_idx}.self_attn", shard.part(sizes.num_heads)
         part = shard.checkpoint.part
         down = part(f"{name}.kv_a_proj_with_mqa.weight", (sizes.kept_dim, hidden))
