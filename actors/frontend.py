@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from asap_ray import __version__
 from asap_ray.actors.http_errors import add_error_handlers, error_of
+from asap_ray.actors.limits import Limits
 from asap_ray.actors.openai import (
     ChatBody,
     CompletionBody,
@@ -28,7 +29,6 @@ from asap_ray.actors.openai import (
     parse,
     quote,
 )
-from asap_ray.actors.limits import Limits
 from asap_ray.actors.responses import Answer, ChatAnswer, CompletionAnswer
 from asap_ray.actors.service import ServedModel
 from asap_ray.actors.token_route import GenerateAnswer, GenerateBody

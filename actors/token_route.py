@@ -24,7 +24,7 @@ class SamplingParams(GenerationBody):
     """vLLM's name for what is asked of the tokens to come."""
 
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    stop: Annotated[list[str], AfterValidator(_no_stops)] = []
+    stop: Annotated[list[str], AfterValidator(_no_stops)] = []  # noqa: RUF012 - pydantic copies it
 
     @property
     def num_logprobs(self) -> int | None:

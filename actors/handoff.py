@@ -1,0 +1,105 @@
+"""What a prefill instance keeps for decode instances: the blocks of prompts that have their first token."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from asap_ray.actors.side_channel import HOST, SideChannel
+from asap_ray.kvcache.handoff import LeaseCounts, Leases
+from asap_ray.kvcache.prefix import PrefixCache
+from asap_ray.kvcache.transfer_params import RemotePrefill
+from asap_ray.messages import LeaseAnswer, LeaseCall, Pages
+
+
+@dataclass(slots=True)
+class _Engine:
+    """The cache of one group, under a name that no other cache has: not even its successor after a loss."""
+
+    cache: PrefixCache
+    leases: Leases
+    ranks: tuple[Pages, ...]
+    num_tokens: dict[str, int] = field(default_factory=dict)  # by request, of those with a lease
+    engine_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class HandOff:
+    """Leases of every group, and the side channel on which decode instances ask after them. One asyncio loop."""
+
+    def __init__(self, lease_s: float, model: str, on_free: Callable[[], None]) -> None:
+        """`model` is its fingerprint; `on_free` is called when blocks were let go of."""
+        self._lease_s = lease_s
+        self._model = model
+        self._on_free = on_free
+        self._engines: dict[int, _Engine] = {}  # by group
+        self._channel = SideChannel(self.answer)
+        self.counts = LeaseCounts()
+
+    async def open(self) -> None:
+        """Listen on the side channel."""
+        await self._channel.open()
+
+    async def close(self) -> None:
+        """Listen no longer; who has yet to pull cannot."""
+        await self._channel.close()
+
+    def join(self, group: int, cache: PrefixCache, ranks: tuple[Pages, ...]) -> None:
+        """The cache of a group that starts, or that takes the place of a lost one."""
+        if lost := self._engines.get(group):
+            lost.leases.lose()
+        self._engines[group] = _Engine(cache, Leases(cache, self._lease_s, self.counts), ranks)
+
+    @property
+    def num_open(self) -> int:
+        """Leases, of all groups."""
+        return sum(engine.leases.num_open for engine in self._engines.values())
+
+    def grant(self, group: int, request_id: str, num_tokens: int, cached_tokens: int) -> RemotePrefill:
+        """Keep what a request holds on `group` beyond its end; what the decode instance is to be told of it."""
+        engine = self._engines[group]
+        engine.leases.grant(request_id, time.monotonic())
+        engine.num_tokens[request_id] = num_tokens
+        return RemotePrefill(
+            remote_block_ids=(engine.cache.table(request_id),),
+            remote_engine_id=engine.engine_id,
+            remote_request_id=request_id,
+            remote_host=HOST,
+            remote_port=self._channel.port,
+            tp_size=len(engine.ranks),
+            remote_num_tokens=num_tokens,
+            remote_prefill_cached_tokens=cached_tokens,
+        )
+
+    def expire(self, now: float) -> None:
+        """Let go of the blocks of every lease that has ended."""
+        for engine in self._engines.values():
+            for request_id in engine.leases.expire(now):
+                del engine.num_tokens[request_id]
+
+    def wake_at(self) -> float | None:
+        """When the next lease ends if nobody asks for it; None if none is open."""
+        return min((at for e in self._engines.values() if (at := e.leases.wake_at()) is not None), default=None)
+
+    def answer(self, call: LeaseCall) -> LeaseAnswer:
+        """What a decode instance is told. A lease that has ended, or never was, is no error: a peer cannot know."""
+        engine = next((e for e in self._engines.values() if e.engine_id == call.engine_id), None)
+        if engine is None or call.request_id not in engine.num_tokens:
+            return LeaseAnswer(lease_s=0.0)
+        leases, name = engine.leases, call.request_id
+        if call.verb in ("pulled", "abort"):
+            _ = leases.pulled(name) if call.verb == "pulled" else leases.abort(name)
+            del engine.num_tokens[name]
+            self._on_free()
+            return LeaseAnswer(lease_s=self._lease_s)
+        leases.heartbeat(name, time.monotonic())
+        if call.verb == "heartbeat":
+            return LeaseAnswer(lease_s=self._lease_s)
+        return LeaseAnswer(
+            lease_s=self._lease_s,
+            table=engine.cache.table(name),
+            num_tokens=engine.num_tokens[name],
+            ranks=engine.ranks,
+            model=self._model,
+        )
