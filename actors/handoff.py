@@ -62,7 +62,7 @@ class HandOff:
         engine.leases.grant(request_id, time.monotonic())
         engine.num_tokens[request_id] = num_tokens
         return RemotePrefill(
-            remote_block_ids=(engine.cache.table(request_id),),
+            remote_block_ids=(engine.cache.pool.table(request_id),),
             remote_engine_id=engine.engine_id,
             remote_request_id=request_id,
             remote_host=HOST,
@@ -98,7 +98,7 @@ class HandOff:
             return LeaseAnswer(lease_s=self._lease_s)
         return LeaseAnswer(
             lease_s=self._lease_s,
-            table=engine.cache.table(name),
+            table=engine.cache.pool.table(name),
             num_tokens=engine.num_tokens[name],
             ranks=engine.ranks,
             model=self._model,

@@ -21,7 +21,7 @@ from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of
 from asap_ray.scheduler.shares import tokens
 
-_DEADLINES: Final = 20
+DEADLINES: Final = 20
 """No client waits longer than so many `deadline_s` for its next token: 10 minutes by default, as in OpenAI's client."""
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class PrefillService:
             config.max_queued_tokens,
             policy_of(config.policy, config.prefill, tokens),
         )
-        self._deadline_s = _DEADLINES * config.prefill.deadline_s
+        self._deadline_s = DEADLINES * config.prefill.deadline_s
         self._waiting: dict[str, Waiter] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._lost: dict[int, str] = {}

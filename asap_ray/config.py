@@ -44,6 +44,7 @@ class ServeConfig:
     max_queued_tokens: int = 1 << 20
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
     start_timeout_s: float = 180.0
+    lease_s: float = 60.0  # blocks wait so long for a decode instance from its last sign of life (docs/kvcache.md)
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
@@ -51,6 +52,8 @@ class ServeConfig:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
+        if not self.lease_s > 0:
+            raise ConfigError(f"lease_s={self.lease_s} must be positive")
         if self.orphan_timeout_s < MIN_ORPHAN_S:
             raise ConfigError(
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "

@@ -97,10 +97,6 @@ class PrefixCache:
         self.counts.hit_tokens += cached_tokens
         return Reservation(table, cached_tokens)
 
-    def table(self, request_id: str) -> tuple[int, ...]:
-        """The blocks of a request that holds some, in the order of its tokens."""
-        return self._pool.table(request_id)
-
     def publish(self, request_id: str, num_computed: int) -> None:
         """The first `num_computed` tokens of a request are in its blocks, in every layer and on every rank.
 

@@ -1,0 +1,223 @@
+"""Prompts in, tokens out, on one undivided model: keys and values are pulled from where the prompt was computed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from asap_ray.actors.limits import Limits
+from asap_ray.actors.remote_lease import RemoteLease
+from asap_ray.actors.service import DEADLINES, ServedModel
+from asap_ray.actors.waiter import TokenEvent, Ttft
+from asap_ray.backends.undivided import UndividedHost
+from asap_ray.batch import Batch, Request
+from asap_ray.config import ServeConfig
+from asap_ray.errors import AsapError, Overloaded, RequestError, Unavailable
+from asap_ray.kvcache.transfer_params import RemoteDecode, RemotePrefill, Transfer
+
+_RETRY_S: Final = 1.0
+_TOKEN_BYTES: Final = 4
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PullCounts:
+    """Requests since the start, by where the keys and values of their prompts came from."""
+
+    pulled: int = 0
+    failed: int = 0  # to be pulled, but computed here
+    computed: int = 0  # without parameters
+
+
+class DecodeService:
+    """Requests take turns, a pass each: correct, not fast. All methods belong to one asyncio loop."""
+
+    def __init__(self, config: ServeConfig, model: ServedModel, host: UndividedHost) -> None:
+        self.config = config
+        self.model = model
+        self.limits = Limits(
+            vocab_size=model.vocab_size,
+            max_prompt_tokens=min(config.prefill.max_tokens, model.max_model_len),
+            max_answer_tokens=config.max_answer_tokens,
+            max_model_len=model.max_model_len,
+        )
+        self.counts = PullCounts()
+        self._deadline_s = DEADLINES * config.prefill.deadline_s
+        self._host = host
+        self._answers: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()  # who waits for blocks first gets them first
+        self._freed = asyncio.Event()
+        self._stopping = False
+
+    def check_ready(self) -> None:
+        """Raise Unavailable when the instance is stopping."""
+        if self._stopping:
+            raise Unavailable("not ready: the instance is stopping")
+
+    def check_count(self, num_prompts: int) -> None:
+        """Refuse more prompts in one request than could ever be queued.
+
+        Raises:
+            RequestError: names the number and the limit.
+        """
+        if num_prompts > self.config.max_queued_requests:
+            raise RequestError(
+                f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
+            )
+
+    async def generate(
+        self, requests: Sequence[Request], transfer: Transfer | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """See `Service`. Closing the generator stops its requests after the pass under way.
+
+        Raises:
+            Unavailable: the instance is stopping, or failed with this request.
+            Overloaded: as many requests as the queue holds are here.
+            RequestError: what no decode could run, or it is for a prefill instance.
+        """
+        self.check_count(len(requests))
+        for request in requests:
+            self._check(request, transfer)
+        self.check_ready()
+        if len(self._answers) + len(requests) > self.config.max_queued_requests:
+            raise Overloaded(f"{len(self._answers)} requests are here; no more are taken", _RETRY_S)
+        remote = transfer if isinstance(transfer, RemotePrefill) else None
+        events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()
+        answers = [asyncio.create_task(self._answer(request, remote, events)) for request in requests]
+        self._answers.update(answers)
+        try:
+            unfinished = len(requests)
+            while unfinished:
+                event = await self._next(events)
+                unfinished -= event.token.finish_reason is not None
+                yield event
+        finally:
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+
+    async def _next(self, events: asyncio.Queue[TokenEvent | AsapError]) -> TokenEvent:
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                event = await events.get()
+        except TimeoutError:
+            raise Unavailable(f"no token within {self._deadline_s:g} s") from None
+        if isinstance(event, AsapError):
+            raise event
+        return event
+
+    async def close(self) -> None:
+        """Refuse what is new; let what is here finish for one deadline."""
+        self._stopping = True
+        if self._answers:
+            _, running = await asyncio.wait([*self._answers], timeout=self.config.prefill.deadline_s)
+            for answer in running:
+                answer.cancel()
+        await asyncio.to_thread(self._host.close)
+
+    def _check(self, request: Request, transfer: Transfer | None) -> None:
+        self.limits.check(request)
+        self._host.pool.check(_total_tokens(request))
+        if isinstance(transfer, RemoteDecode):
+            raise RequestError("do_remote_decode=true: this instance decodes; it hands nothing on", _PARAM)
+        if transfer and transfer.remote_num_tokens not in (None, request.num_tokens):
+            raise RequestError(
+                f"remote_num_tokens={transfer.remote_num_tokens}; the prompt has {request.num_tokens} tokens", _PARAM
+            )
+
+    async def _answer(
+        self, request: Request, remote: RemotePrefill | None, events: asyncio.Queue[TokenEvent | AsapError]
+    ) -> None:
+        """One request, from its blocks to its last token; what goes wrong is an event too."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                lease = await stack.enter_async_context(RemoteLease(remote)) if remote else None
+                table = await stack.enter_async_context(self._blocks(request))
+                queue_s = time.monotonic() - request.arrival_s
+                num_pulled = await self._pull(request, lease, table) if lease else 0
+                self.counts.computed += lease is None
+                await self._decode(_behind(request, num_pulled, table), queue_s, events)
+        except AsapError as error:
+            events.put_nowait(error)
+        except Exception as error:  # whatever it is, it must not leave a client waiting
+            _log.exception("a request failed")
+            events.put_nowait(Unavailable(f"decode failed: {type(error).__name__}"))
+        finally:
+            self._answers.discard(asyncio.current_task())  # type: ignore[arg-type]
+
+    @contextlib.asynccontextmanager
+    async def _blocks(self, request: Request) -> AsyncIterator[tuple[int, ...]]:
+        """Blocks for a prompt and its answer, once there are enough; no later request passes one that waits."""
+        async with self._turn:
+            while (table := self._host.pool.reserve(request.request_id, _total_tokens(request))) is None:
+                self._freed.clear()
+                await self._freed.wait()
+        try:
+            yield table
+        finally:
+            self._host.pool.release(request.request_id)
+            self._freed.set()
+
+    async def _pull(self, request: Request, lease: RemoteLease, table: tuple[int, ...]) -> int:
+        """Take over what was computed elsewhere; how many tokens of the prompt, 0 if it has to be computed here.
+
+        All but the last, whose logits are the first token.
+        """
+        num_tokens = request.num_tokens - 1
+        try:
+            found = await lease.read()
+            if found.model != self._host.fingerprint:
+                raise Unavailable("the prefill instance serves another checkpoint")
+            await self._host.pull(found.ranks, found.table, table, num_tokens)
+            await lease.pulled()
+        except AsapError as error:
+            _log.warning("request %s computes its prompt itself: %s", request.request_id, error)
+            self.counts.failed += 1
+            return 0
+        self.counts.pulled += 1
+        return num_tokens
+
+    async def _decode(self, request: Request, queue_s: float, events: asyncio.Queue[TokenEvent | AsapError]) -> None:
+        began_s = time.monotonic()
+        first = await self._host.step(await self._host.start(Batch((request,))))
+        ttft = _ttft(request, queue_s, began_s)
+        for token in first.tokens:
+            events.put_nowait(TokenEvent(token, ttft, request.cached_tokens))
+        state = first.next_state
+        while state is not None:
+            finished = await self._host.step(state)
+            for token in finished.tokens:
+                events.put_nowait(TokenEvent(token))
+            state = finished.next_state
+
+
+_PARAM: Final = "kv_transfer_params"
+
+
+def _total_tokens(request: Request) -> int:
+    """Prompt and longest answer, but for its last token, which is never attended."""
+    return request.num_tokens + request.sampling.max_tokens - 1
+
+
+def _behind(request: Request, num_pulled: int, table: tuple[int, ...]) -> Request:
+    """What is left to compute of a prompt."""
+    return replace(
+        request,
+        num_tokens=request.num_tokens - num_pulled,
+        token_ids=request.token_ids[_TOKEN_BYTES * num_pulled :],
+        past_tokens=num_pulled,
+        cached_tokens=num_pulled,
+        table=table,
+    )
+
+
+def _ttft(request: Request, queue_s: float, began_s: float) -> Ttft:
+    """Of a first token that is here now: nothing was sent to devices, so all that was computed is attention's."""
+    now = time.monotonic()
+    return Ttft(queue_s, now - began_s, 0.0, 0.0, now - request.arrival_s)
