@@ -21,7 +21,7 @@ from asap_ray.errors import AsapError, Overloaded, RequestError, Unavailable
 from asap_ray.kvcache.transfer_params import RemoteDecode, RemotePrefill, Transfer
 
 _RETRY_S: Final = 1.0
-_TOKEN_BYTES: Final = 4
+_PARAM: Final = "kv_transfer_params"
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class DecodeService:
 
     def _check(self, request: Request, transfer: Transfer | None) -> None:
         self.limits.check(request)
-        self._host.pool.check(_total_tokens(request))
+        self._host.pool.check(request.total_tokens)
         if isinstance(transfer, RemoteDecode):
             raise RequestError("do_remote_decode=true: this instance decodes; it hands nothing on", _PARAM)
         if transfer and transfer.remote_num_tokens not in (None, request.num_tokens):
@@ -142,7 +142,7 @@ class DecodeService:
                 queue_s = time.monotonic() - request.arrival_s
                 num_pulled = await self._pull(request, lease, table) if lease else 0
                 self.counts.computed += lease is None
-                await self._decode(_behind(request, num_pulled, table), queue_s, events)
+                await self._decode(replace(request.behind(num_pulled), table=table), queue_s, events)
         except AsapError as error:
             events.put_nowait(error)
         except Exception as error:  # whatever it is, it must not leave a client waiting
@@ -155,7 +155,7 @@ class DecodeService:
     async def _blocks(self, request: Request) -> AsyncIterator[tuple[int, ...]]:
         """Blocks for a prompt and its answer, once there are enough; no later request passes one that waits."""
         async with self._turn:
-            while (table := self._host.pool.reserve(request.request_id, _total_tokens(request))) is None:
+            while (table := self._host.pool.reserve(request.request_id, request.total_tokens)) is None:
                 self._freed.clear()
                 await self._freed.wait()
         try:
@@ -195,26 +195,6 @@ class DecodeService:
             for token in finished.tokens:
                 events.put_nowait(TokenEvent(token))
             state = finished.next_state
-
-
-_PARAM: Final = "kv_transfer_params"
-
-
-def _total_tokens(request: Request) -> int:
-    """Prompt and longest answer, but for its last token, which is never attended."""
-    return request.num_tokens + request.sampling.max_tokens - 1
-
-
-def _behind(request: Request, num_pulled: int, table: tuple[int, ...]) -> Request:
-    """What is left to compute of a prompt."""
-    return replace(
-        request,
-        num_tokens=request.num_tokens - num_pulled,
-        token_ids=request.token_ids[_TOKEN_BYTES * num_pulled :],
-        past_tokens=num_pulled,
-        cached_tokens=num_pulled,
-        table=table,
-    )
 
 
 def _ttft(request: Request, queue_s: float, began_s: float) -> Ttft:

@@ -89,7 +89,9 @@ class Prefixes:
         if (prompt := self._prompts.get(request.request_id)) is None:
             return request
         cached = {group: self.caches[group].match(prompt.keys, request.num_tokens) for group in backlog.queue_s}
-        if max(cached.values()) > cached[here] and now < (until := self._left_until(prompt, here, cached, now, backlog)):
+        if max(cached.values()) > cached[here] and now < (
+            until := self._left_until(prompt, here, cached, now, backlog)
+        ):
             self.wake_at = min(self.wake_at, until)
             self._num_left += 1
             return None
@@ -174,7 +176,9 @@ class Prefixes:
                 prompt.group = None
 
     def _known(self, batch: Batch) -> Iterable[tuple[Request, _Prompt]]:
-        return [(piece, self._prompts[piece.request_id]) for piece in batch.requests if piece.request_id in self._prompts]
+        return [
+            (piece, self._prompts[piece.request_id]) for piece in batch.requests if piece.request_id in self._prompts
+        ]
 
     def _end_if_idle(self, prompt: _Prompt) -> None:
         if prompt.is_over and not prompt.num_running:
