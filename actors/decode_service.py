@@ -149,7 +149,7 @@ class DecodeService:
             _log.exception("a request failed")
             events.put_nowait(Unavailable(f"decode failed: {type(error).__name__}"))
         finally:
-            self._answers.discard(asyncio.current_task())  # type: ignore[arg-type]
+            self._answers.discard(asyncio.current_task())
 
     @contextlib.asynccontextmanager
     async def _blocks(self, request: Request) -> AsyncIterator[tuple[int, ...]]:

@@ -28,10 +28,11 @@ class Undivided:
 
     async def step(self, state: Any) -> Finished:
         """One pass through all layers: the first tokens, or one more of each request."""
-        expert_out_SH = None
+        expert_out_SH: torch.Tensor | None = None
         for layer in range(self.attention.num_layers):
             routed = await self.attention.attend(state, layer, expert_out_SH)
             expert_out_SH = await self._combine(layer, routed)
+        assert expert_out_SH is not None, "a model has a MoE layer"
         return await self.attention.finish(state, expert_out_SH)
 
     async def _combine(self, layer: int, routed: Routed) -> torch.Tensor:
