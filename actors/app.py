@@ -54,11 +54,13 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 def served_model(config: ServeConfig) -> ServedModel:
     """What clients may know of a configuration's model."""
-    model = load_model(config.model).config
+    loaded = load_model(config.model)
+    model = loaded.config
     return ServedModel(
         name=config.served_model_name or Path(config.model).name,
         vocab_size=model.vocab_size,
         max_model_len=model.max_position_embeddings,
+        fingerprint=loaded.fingerprint,
         end_token_ids=model.eos_token_ids,
         tokenizer=load_tokenizer(Path(config.model)),
     )
@@ -86,6 +88,7 @@ class Frontend:
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
+        api.add_api_route("/leases", self._leases, methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -120,11 +123,14 @@ class Frontend:
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
         await self._service.close()
+        await self._service.hand_off.close()
         await self._instance.stop()
 
     async def _live(self) -> None:
         try:
+            await self._service.hand_off.open()
             await self._instance.start()
+            self._service.open_caches()
             await self._instance.watch()
         except Exception as error:  # whatever it is, the frontend must not pretend to wait for a start
             _log.exception("the instance is lost")
@@ -133,3 +139,7 @@ class Frontend:
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
         return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+
+    async def _leases(self) -> dict[str, int]:
+        """Hand-offs to decode instances since the start, by how they ended, and those that are open."""
+        return self._service.hand_off.totals()

@@ -18,10 +18,9 @@ from asap_ray.backends.undivided import UndividedHost
 from asap_ray.batch import Batch, Request
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, Overloaded, RequestError, Unavailable
-from asap_ray.kvcache.transfer_params import RemoteDecode, RemotePrefill, Transfer
+from asap_ray.kvcache.transfer_params import PARAM, RemoteDecode, RemotePrefill, Transfer
 
 _RETRY_S: Final = 1.0
-_PARAM: Final = "kv_transfer_params"
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class DecodeService:
     def __init__(self, config: ServeConfig, model: ServedModel, host: UndividedHost) -> None:
         self.config = config
         self.model = model
-        self.limits = Limits(
+        self._limits = Limits(
             vocab_size=model.vocab_size,
             max_prompt_tokens=min(config.prefill.max_tokens, model.max_model_len),
             max_answer_tokens=config.max_answer_tokens,
@@ -54,6 +53,11 @@ class DecodeService:
         self._turn = asyncio.Lock()  # who waits for blocks first gets them first
         self._freed = asyncio.Event()
         self._stopping = False
+
+    @property
+    def limits(self) -> Limits:
+        """What one prompt may ask."""
+        return self._limits
 
     def check_ready(self) -> None:
         """Raise Unavailable when the instance is stopping."""
@@ -72,7 +76,10 @@ class DecodeService:
             )
 
     async def generate(
-        self, requests: Sequence[Request], transfer: Transfer | None = None
+        self,
+        requests: Sequence[Request],
+        cache_salt: str = "",  # noqa: ARG002 - nothing is shared here
+        transfer: Transfer | None = None,
     ) -> AsyncGenerator[TokenEvent, None]:
         """See `Service`. Closing the generator stops its requests after the pass under way.
 
@@ -125,10 +132,10 @@ class DecodeService:
         self.limits.check(request)
         self._host.pool.check(request.total_tokens)
         if isinstance(transfer, RemoteDecode):
-            raise RequestError("do_remote_decode=true: this instance decodes; it hands nothing on", _PARAM)
+            raise RequestError("do_remote_decode=true: this instance decodes; it hands nothing on", PARAM)
         if transfer and transfer.remote_num_tokens not in (None, request.num_tokens):
             raise RequestError(
-                f"remote_num_tokens={transfer.remote_num_tokens}; the prompt has {request.num_tokens} tokens", _PARAM
+                f"remote_num_tokens={transfer.remote_num_tokens}; the prompt has {request.num_tokens} tokens", PARAM
             )
 
     async def _answer(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 
 from asap_ray.actors.side_channel import HOST, SideChannel
+from asap_ray.batch import Request
+from asap_ray.errors import RequestError, Unavailable
 from asap_ray.kvcache.handoff import LeaseCounts, Leases
 from asap_ray.kvcache.prefix import PrefixCache
-from asap_ray.kvcache.transfer_params import RemotePrefill
+from asap_ray.kvcache.transfer_params import PARAM, RemotePrefill, Transfer
 from asap_ray.messages import LeaseAnswer, LeaseCall, Pages
 
 
@@ -47,14 +49,35 @@ class HandOff:
 
     def join(self, group: int, cache: PrefixCache, ranks: tuple[Pages, ...]) -> None:
         """The cache of a group that starts, or that takes the place of a lost one."""
-        if lost := self._engines.get(group):
-            lost.leases.lose()
+        self.lose(group)
         self._engines[group] = _Engine(cache, Leases(cache, self._lease_s, self.counts), ranks)
 
-    @property
-    def num_open(self) -> int:
-        """Leases, of all groups."""
-        return sum(engine.leases.num_open for engine in self._engines.values())
+    def lose(self, group: int) -> None:
+        """A group was lost, and its cache with all leases."""
+        if lost := self._engines.pop(group, None):
+            lost.leases.lose()
+
+    def check(self, requests: Sequence[Request], transfer: Transfer) -> bool:
+        """Whether a decode instance is to go on; True, or it is refused.
+
+        Raises:
+            Unavailable: no group has a cache, or none any more.
+            RequestError: this is not an instance that pulls, or it is not asked for one token of one prompt.
+        """
+        if isinstance(transfer, RemotePrefill):
+            raise RequestError("do_remote_prefill=true: this instance computes prompts; it pulls none", PARAM)
+        if not self._engines:
+            raise Unavailable("not ready: no group keeps prompts")
+        for request in requests:
+            if request.sampling.max_tokens != 1:
+                raise RequestError(
+                    f"max_tokens={request.sampling.max_tokens} with do_remote_decode; it must be 1", "max_tokens"
+                )
+        return True
+
+    def totals(self) -> dict[str, int]:
+        """Leases of all groups since the start, by how they ended, and those that are open."""
+        return asdict(self.counts) | {"open": sum(engine.leases.num_open for engine in self._engines.values())}
 
     def grant(self, group: int, request_id: str, num_tokens: int, cached_tokens: int) -> RemotePrefill:
         """Keep what a request holds on `group` beyond its end; what the decode instance is to be told of it."""

@@ -149,11 +149,12 @@ Messages = Annotated[list[Message], Field(min_length=1)]
 
 
 class DeliveryBody(Body):
-    """How an answer comes, and where the keys and values of its prompt go to or come from (docs/http.md)."""
+    """How an answer comes, and who shares keys and values of its prompt, or goes on from them (docs/http.md)."""
 
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     kv_transfer_params: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
 
 class GenerationBody(DeliveryBody):

@@ -37,6 +37,7 @@ class Choice:
     text_stream: TextStream | None
     pieces: list[Piece] = field(default_factory=list)
     num_chars: int = 0
+    cached_tokens: int = 0  # of its prompt
 
     @property
     def finish_reason(self) -> str | None:
@@ -46,6 +47,7 @@ class Choice:
     def push(self, event: TokenEvent) -> Piece:
         """Append a token."""
         token, reason, text = event.token, event.token.finish_reason, ""
+        self.cached_tokens += event.cached_tokens
         if self.text_stream:
             text = self.text_stream.push(token.token_id, is_last=reason is not None)
             reason = "stop" if self.text_stream.stopped else reason
@@ -72,7 +74,6 @@ class Answer(ABC):
             Choice(index, TextStream(model.tokenizer, body.stop) if model.tokenizer else None)
             for index in range(len(prompt_lengths))
         ]
-        self._cached_tokens = 0
         self._handed_off: RemotePrefill | None = None
         self._by_request = {self.request_id(choice.index): choice for choice in self._choices}
 
@@ -91,7 +92,6 @@ class Answer(ABC):
         if choice.finish_reason:
             return None
         piece = choice.push(event)
-        self._cached_tokens += event.cached_tokens
         self._handed_off = event.handed_off
         chunk = self._envelope(self.chunk_object, [self._chunk_choice(choice, piece)])
         if self._body.stream_options.include_usage:
@@ -129,7 +129,7 @@ class Answer(ABC):
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": num_completion_tokens,
             "total_tokens": self._num_prompt_tokens + num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in self._choices)},
         }
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:

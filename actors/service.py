@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from asap_ray.actors.handoff import HandOff
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
+from asap_ray.kvcache.block_keys import block_keys, root_key
+from asap_ray.kvcache.pool import BlockPool
+from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.kvcache.transfer_params import Transfer
+from asap_ray.messages import Pages
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of
+from asap_ray.scheduler.prefixes import Prefixes
 from asap_ray.scheduler.shares import tokens
 
 DEADLINES: Final = 20
@@ -34,6 +41,13 @@ class Groups(Protocol):
     def num_groups(self) -> int:
         """D."""
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache of each group, once they serve; 0: there is none."""
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """Where the KV cache of a group's ranks lies, once they serve."""
+
     def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Run a batch: one element a pass, the first tokens first, until every request has a finish_reason."""
 
@@ -48,6 +62,7 @@ class ServedModel:
     name: str
     vocab_size: int
     max_model_len: int  # positions: prompt and generated tokens together
+    fingerprint: str  # of its configuration and weights
     end_token_ids: tuple[int, ...]
     tokenizer: Tokenizer | None  # None: token-id prompts only, and no text in answers
 
@@ -58,12 +73,6 @@ class PrefillService:
     def __init__(self, config: ServeConfig, model: ServedModel, groups: Groups) -> None:
         self.config = config
         self.model = model
-        self.limits = Limits(
-            vocab_size=model.vocab_size,
-            max_prompt_tokens=min(config.prefill.max_tokens, model.max_model_len),
-            max_answer_tokens=config.max_answer_tokens,
-            max_model_len=model.max_model_len,
-        )
         self._groups = groups
         self._scheduler = DualBatchScheduler(
             config.prefill,
@@ -73,11 +82,30 @@ class PrefillService:
             policy_of(config.policy, config.prefill, tokens),
         )
         self._deadline_s = DEADLINES * config.prefill.deadline_s
+        self.hand_off = HandOff(config.lease_s, model.fingerprint, on_free=self._dispatch)
         self._waiting: dict[str, Waiter] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._lost: dict[int, str] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
+
+    @property
+    def limits(self) -> Limits:
+        """What one prompt may ask; the longest grows once the groups have said what their caches hold."""
+        return Limits(
+            vocab_size=self.model.vocab_size,
+            max_prompt_tokens=min(self._scheduler.longest_prompt, self.model.max_model_len),
+            max_answer_tokens=self.config.max_answer_tokens,
+            max_model_len=self.model.max_model_len,
+        )
+
+    def open_caches(self) -> None:
+        """The groups serve, and say how many blocks they have: from now on prompts are found in their caches."""
+        num_blocks, block_size = self._groups.num_blocks, self.config.kv_cache.block_size
+        prefixes = Prefixes(lambda: PrefixCache(BlockPool(num_blocks, block_size)), self._groups.num_groups)
+        self._scheduler.open_caches(prefixes)
+        for group, cache in enumerate(prefixes.caches):
+            self.hand_off.join(group, cache, self._groups.shared_pages(group))
 
     def missing(self) -> tuple[str, ...]:
         """Why the instance is not ready; empty when it is."""
@@ -116,9 +144,12 @@ class PrefillService:
             )
 
     async def generate(
-        self, requests: Sequence[Request], transfer: Transfer | None = None
+        self, requests: Sequence[Request], cache_salt: str = "", transfer: Transfer | None = None
     ) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
+
+        Cached prefixes are shared with prompts of the same `cache_salt` only. With `transfer` a decode
+        instance goes on.
 
         Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.
 
@@ -128,11 +159,12 @@ class PrefillService:
             RequestError: see `check`; or more prompts than the queue could ever hold.
         """
         self.check_count(len(requests))
+        hands_off = bool(transfer and self.hand_off.check(requests, transfer))
         for request in requests:  # before anything is undone below: a refused id may be another client's
             self.check(request)
         events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()  # bounded by max_tokens of the requests
         try:
-            self._submit(requests, events)
+            self._submit([Waiter(request, events, hands_off) for request in requests], cache_salt)
             unfinished = len(requests)
             while unfinished:
                 event = await self._next(events)
@@ -166,17 +198,20 @@ class PrefillService:
             self._scheduler.cancel(request.request_id)
         self._fail(requests, Unavailable("the instance is stopping"))
 
-    def _submit(self, requests: Sequence[Request], events: asyncio.Queue[TokenEvent | AsapError]) -> None:
+    def _submit(self, waiters: Sequence[Waiter], cache_salt: str) -> None:
         self.check_ready()
+        requests = [waiter.request for waiter in waiters]
         num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
         if len(requests) > 1 and num_tokens > most_tokens:
             raise RequestError(
                 f"{len(requests)} prompts of {num_tokens} tokens in one request; the queue holds {most_tokens}",
                 "prompt",
             )
-        for request in requests:
-            self._scheduler.submit(request, time.monotonic())
-            self._waiting[request.request_id] = Waiter(request, events)
+        root = root_key(self.model.fingerprint, cache_salt)
+        for request, waiter in zip(requests, waiters, strict=True):
+            keys = block_keys(request.token_ids, self.config.kv_cache.block_size, root)
+            self._scheduler.submit(request, time.monotonic(), keys)
+            self._waiting[request.request_id] = waiter
         self._dispatch()
 
     async def _next(self, events: asyncio.Queue[TokenEvent | AsapError]) -> TokenEvent:
@@ -194,14 +229,18 @@ class PrefillService:
         if self._wake:
             self._wake.cancel()
             self._wake = None
+        self.hand_off.expire(time.monotonic())
         for assignment in self._scheduler.assign(time.monotonic()):
-            for waiter in self._waiters(assignment.batch):
-                waiter.hand_over()
+            for piece in assignment.batch.requests:
+                if waiter := self._waiting.get(piece.request_id):
+                    waiter.hand_over(piece)
             task = asyncio.create_task(self._run(assignment))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         now = time.monotonic()
-        wake_at = self._scheduler.wake_at(now)
+        wake_at = min(
+            (at for at in (self._scheduler.wake_at(now), self.hand_off.wake_at()) if at is not None), default=None
+        )
         if wake_at is not None:
             self._wake = asyncio.get_running_loop().call_later(wake_at - now, self._dispatch)
 
@@ -229,14 +268,25 @@ class PrefillService:
                 return
             except TimeoutError:
                 raise PeerTimeout(f"group {group} produced nothing within {self._deadline_s:g} s") from None
-            for waiter in self._waiters(batch) if is_first else ():
-                waiter.add(stamps)
+            if is_first:
+                self._scheduler.computed(batch)
+                for waiter in self._waiters(batch):
+                    waiter.add(stamps)
             for token in tokens:
                 if client := self._waiting.get(token.request_id):
-                    client.events.put_nowait(TokenEvent(token, client.ttft() if is_first else None))
+                    event = client.event(token, is_first=is_first)
+                    client.events.put_nowait(self._handed_off(group, client, event) if client.hands_off else event)
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False
+
+    def _handed_off(self, group: int, client: Waiter, event: TokenEvent) -> TokenEvent:
+        """The blocks of a prompt that has its token stay, unless that ends the answer, as in vLLM."""
+        if event.token.finish_reason != "length":
+            return event
+        self._scheduler.lend(client.request.request_id)
+        kept = self.hand_off.grant(group, client.request.request_id, client.request.num_tokens, client.cached_tokens)
+        return dataclasses.replace(event, handed_off=kept)
 
     def _lose(self, group: int, error: Exception) -> None:
         """A group that failed a batch is not trusted again; nobody waits for it, nor for what else it runs."""
@@ -244,6 +294,7 @@ class PrefillService:
         reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
         self._lost[group] = reason
         self._scheduler.mark_down(group)
+        self.hand_off.lose(group)
         lost = Unavailable(f"group {group} failed: {reason}")
         for running in self._scheduler.in_flight(group):
             self._fail(running.requests, lost)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from asap_ray.errors import ConfigError, RequestError
 from asap_ray.strict import build
+
+PARAM: Final = "kv_transfer_params"
+"""The field of a request, and of an answer."""
 
 BlockIds = tuple[tuple[int, ...], ...]
 """One table for each group of layers whose caches share tables; ours has one group."""
@@ -83,6 +86,6 @@ def read_params(cls: type[_T], values: Any) -> _T:
     if isinstance(values, Mapping):
         values = {name: value for name, value in values.items() if name in known}
     try:
-        return build(cls, values, "kv_transfer_params")
+        return build(cls, values, PARAM)
     except ConfigError as error:
-        raise RequestError(str(error), param="kv_transfer_params") from None
+        raise RequestError(str(error), param=PARAM) from None

@@ -64,7 +64,7 @@ class DualBatchScheduler:
         self._policy = policy or Paper(prefill)
         self._admission = admission
         self._groups = [Group(index) for index in range(num_groups)]
-        self._max_prompt_tokens = prefill.max_tokens
+        self._longest_prompt = prefill.max_tokens
         self._prefixes = Prefixes()
         self._forget: dict[int, tuple[str, ...]] = {}  # what a batch that found no room was to tell its group
         self._full: set[int] = set()  # groups whose next prompt finds no room, as `assign` left them
@@ -75,7 +75,7 @@ class DualBatchScheduler:
     def open_caches(self, prefixes: Prefixes) -> None:
         """Keep prompts in these caches, one a group; nothing was submitted yet."""
         self._prefixes = prefixes
-        self._max_prompt_tokens = min(self._policy.longest_prompt, self._max_queued_tokens)
+        self._longest_prompt = min(self._policy.longest_prompt, self._max_queued_tokens, prefixes.room)
         for group in self._groups:
             group.seen = partial(self._seen, group.index)
             group.has_blocks = True
@@ -90,6 +90,11 @@ class DualBatchScheduler:
         """Their prompt tokens."""
         return self._policy.num_tokens
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that can run."""
+        return self._longest_prompt
+
     def in_flight(self, group: int) -> tuple[Batch, ...]:
         """Batches assigned to a group and not ended yet."""
         return tuple(self._groups[group].in_flight)
@@ -100,9 +105,9 @@ class DualBatchScheduler:
         Raises:
             RequestError: too long for the policy, the queue or a cache; or the id is in use.
         """
-        if not 1 <= request.num_tokens <= self._max_prompt_tokens:
+        if not 1 <= request.num_tokens <= self._longest_prompt:
             raise RequestError(
-                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self._max_prompt_tokens}",
+                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self._longest_prompt}",
                 param="prompt",
             )
         self._prefixes.check(request)
@@ -170,6 +175,10 @@ class DualBatchScheduler:
     def computed(self, batch: Batch) -> None:
         """The first pass of a batch has ended well: its prompts can be found in the cache of its group."""
         self._prefixes.computed(batch)
+
+    def lend(self, request_id: str) -> None:
+        """The blocks of a prompt that runs outlive it: whoever asked for that releases them."""
+        self._prefixes.lend(request_id)
 
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended, well or not; its slot is free."""

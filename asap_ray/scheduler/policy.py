@@ -23,7 +23,7 @@ class Group:
     in_flight: list[Batch] = field(default_factory=list)
     num_free: int = 0  # batches it may take now
     seen: Callable[[Request], Request | None] = as_it_is
-    """A whole prompt -> what this group would have to compute of it; None: it is left for a group that has more of it."""
+    """A whole prompt -> what this group would have to compute of it; None: it is left for one that has more of it."""
     busy_since_s: float = 0.0  # when it last began to work or ended a batch
     has_blocks: bool = False  # for keys and values, reserved beforehand: a batch needs no bound of its own
 

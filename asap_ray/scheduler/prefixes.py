@@ -1,4 +1,4 @@
-"""The prefix caches of all DP groups, as their scheduler uses them (ADR 0006): who has what, and who holds which blocks."""
+"""The prefix caches of all DP groups, as their scheduler uses them (ADR 0006): who has what, who holds which blocks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class _Prompt:
     group: int | None = None  # that holds its blocks
     num_running: int = 0  # pieces in flight
     is_over: bool = False  # no piece is to come
+    is_lent: bool = False  # its blocks are another's to let go
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,12 @@ class Prefixes:
         self.wake_at = float("inf")  # when a prompt that was left since `look` is not left any longer
         self._num_left = 0
         self._prompts: dict[str, _Prompt] = {}
+
+    @property
+    def room(self) -> int:
+        """Tokens that one cache has room for; there is one."""
+        pool = self.caches[0].pool
+        return pool.num_blocks * pool.block_size
 
     def check(self, request: Request) -> None:
         """Refuse what no group has blocks for, even if it had them all.
@@ -143,6 +150,10 @@ class Prefixes:
             if prompt.group is not None:
                 self.caches[prompt.group].publish(piece.request_id, piece.past_tokens + piece.num_tokens)
 
+    def lend(self, request_id: str) -> None:
+        """The blocks of a prompt that runs outlive it: whoever asked for that releases them (`kvcache.handoff`)."""
+        self._prompts[request_id].is_lent = True
+
     def ended(self, batch: Batch) -> None:
         """A batch is over, well or not. Of a group that was lost meanwhile nothing more is to come."""
         for piece, prompt in self._known(batch):
@@ -186,6 +197,6 @@ class Prefixes:
             del self._prompts[prompt.request.request_id]
 
     def _release(self, prompt: _Prompt) -> None:
-        if prompt.group is not None:
+        if prompt.group is not None and not prompt.is_lent:
             self.caches[prompt.group].release(prompt.request.request_id)
             prompt.group = None

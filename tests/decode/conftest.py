@@ -39,6 +39,7 @@ def decoding(tiny_model: Path) -> Decoding:
             name="tiny",
             vocab_size=model.config.vocab_size,
             max_model_len=model.config.max_position_embeddings,
+            fingerprint=model.fingerprint,
             end_token_ids=(),
             tokenizer=None,
         )

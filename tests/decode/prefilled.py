@@ -45,7 +45,7 @@ async def answer(service: DecodeService, request: Request, params: RemotePrefill
 
 async def events_of(service: DecodeService, request: Request, params: RemotePrefill | None = None) -> list[TokenEvent]:
     """The events of one client."""
-    return [event async for event in service.generate([request], params)]
+    return [event async for event in service.generate([request], transfer=params)]
 
 
 class Prefilled:

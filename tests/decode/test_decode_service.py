@@ -227,7 +227,7 @@ def test_what_cannot_be_meant_is_refused(
     async def ask() -> None:
         async with Prefilled(tiny_model) as prefill, decoding() as decode:
             transfer = params if isinstance(params, RemoteDecode) else prefill.handed_off(prompt([7, 8]))
-            async for _ in decode.generate([prompt([7, 8, 9])], transfer):
+            async for _ in decode.generate([prompt([7, 8, 9])], transfer=transfer):
                 pass
 
     with pytest.raises(RequestError, match=message) as caught:
