@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from torch.nn import functional
@@ -22,6 +24,11 @@ from asap_ray.models.vocabulary import Vocabulary
 from asap_ray.models.weights import Shard
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import RowType
+
+FLOAT_BYTES: Final = 4
+
+HIDDEN_COPIES: Final = 6
+"""Of a batch's hidden states: residual stream, normalised, gathered, partial sums, experts' results, and one more."""
 
 
 class DecoderLayer:
@@ -73,6 +80,12 @@ class Decoder:
             kinds=tuple(self._layers[0].attention.kept),
             element=RowType(str(self._dtype).removeprefix("torch.")),
         )
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        """What a pass over so many tokens needs beside weights and pages: an estimate, on the side of too much."""
+        parts = (part for layer in self._layers for part in (layer.attention, layer.dense) if part)
+        widest = max(part.workspace(num_tokens) for part in parts)
+        return FLOAT_BYTES * (widest + HIDDEN_COPIES * num_tokens * self._config.hidden)
 
     def keep_in(self, storage: Storage) -> None:
         """Where requests that come with a table of blocks keep their keys and values from now on."""

@@ -111,6 +111,12 @@ class SparseLatentAttention:
         self._indexer = Indexer(shard, sizes, hidden, layer_idx)
         self.kept = (*self._latent.kept, indexer(sizes.head_dim))
 
+    def workspace(self, num_tokens: int) -> int:
+        """See `AttentionLayer`: also what the indexer makes, and blocks of scores and of latents chosen."""
+        sizes = self._sizes
+        width = sizes.num_heads * (sizes.head_dim + 1) + 2 * sizes.head_dim
+        return self._latent.workspace(num_tokens) + num_tokens * width + 2 * max(BLOCK, num_tokens * sizes.num_heads)
+
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: what latent attention needs, then what the indexer needs."""
         return torch.cat((self._latent.compress(hidden_RH), self._indexer.compress(hidden_RH)), dim=1)

@@ -115,6 +115,10 @@ class GroupedQueryAttention:
             ]
         return torch.cat(parts)
 
+    def workspace(self, num_tokens: int) -> int:
+        """See `AttentionLayer`: queries, keys and values, and what they make."""
+        return num_tokens * (sum(self._split) + self._split[0]) * self._head_dim
+
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: every head needs the whole rows."""
         return hidden_RH

@@ -111,6 +111,13 @@ class LatentAttention:
             weight = weight.float() * sizes.rope.yarn.softmax_scale
         return shard.own(weight.T)
 
+    def workspace(self, num_tokens: int) -> int:
+        """See `AttentionLayer`: latents, queries, what they make; and keys and values of a few heads."""
+        sizes, num_heads = self._sizes, len(self._up_NXC)
+        width = self._down_HA.shape[1] + num_heads * (sizes.head_dim + sizes.value_dim)
+        head = num_tokens * sizes.head_dim
+        return num_tokens * width + 3 * max(head, min(EXPANDED, num_heads * head))
+
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: the latents, normalised, and the key to be rotated."""
         down_RA = hidden_RH @ self._down_HA
