@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
@@ -12,6 +11,7 @@ import torch
 
 from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.host import DTYPES
+from asap_ray.backends.kv_memory import node_bytes
 from asap_ray.backends.shared_pages import SharedPages
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch
@@ -44,7 +44,7 @@ class UndividedHost:
         self.fingerprint = model.fingerprint
         self._model = model.undivided(SoloCollective(), DTYPES[config.compute_type])
         spec = self._model.attention.cache_spec(config.kv_cache.block_size)
-        num_blocks = spec.num_blocks(config.kv_cache.memory_bytes or _physical_bytes() // _SHARE)
+        num_blocks = spec.num_blocks(config.kv_cache.memory_bytes or node_bytes() // _SHARE)
         self.pages = Storage(spec, num_blocks)
         self.pool = BlockPool(num_blocks, spec.block_size)
         self._transport = SharedPages(self.pages)
@@ -69,7 +69,3 @@ class UndividedHost:
 
     async def _run(self, work: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

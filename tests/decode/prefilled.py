@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from asap_ray.actors.handoff import HandOff
 from asap_ray.actors.waiter import TokenEvent
 from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.threads import drive
-from asap_ray.batch import Batch, Request, Sampling
+from asap_ray.batch import Batch, Request, Sampling, Stamps, Token
 from asap_ray.kvcache.block_keys import block_keys, root_key
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.pool import BlockPool
@@ -48,15 +49,53 @@ async def events_of(service: DecodeService, request: Request, params: RemotePref
     return [event async for event in service.generate([request], transfer=params)]
 
 
+class LocalGroups:
+    """`Groups` of one group, whose model runs in this thread."""
+
+    num_groups = 1
+
+    def __init__(self, directory: Path, num_blocks: int = 64) -> None:
+        self.num_blocks = num_blocks
+        self.model = load_model(directory).undivided(SoloCollective(), torch.float32)
+        self.spec = self.model.attention.cache_spec(BLOCK)
+        self.memory = PageMemory.create("prefilled", num_blocks * self.spec.block_bytes)
+        self.model.attention.keep_in(Storage(self.spec, num_blocks, self.memory.bytes))
+
+    def missing(self) -> tuple[str, ...]:
+        """See `Groups`."""
+        return ()
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """See `Groups`."""
+        assert group == 0
+        memory = self.memory
+        return (
+            Pages(
+                pid=memory.pid,
+                fd=memory.fd,
+                num_bytes=memory.num_bytes,
+                num_blocks=self.num_blocks,
+                spec=self.spec,
+            ),
+        )
+
+    async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
+        """See `Groups`."""
+        assert group == 0
+        state = drive(self.model.start(batch))
+        while state is not None:
+            finished = drive(self.model.step(state))
+            yield finished.tokens, Stamps()
+            state = finished.next_state
+
+
 class Prefilled:
     """Computes prompts, and keeps them for a decode instance."""
 
     def __init__(self, directory: Path, num_blocks: int = 64, lease_s: float = 60.0) -> None:
         model = load_model(directory)
-        self._model = model.undivided(SoloCollective(), torch.float32)
-        spec = self._model.attention.cache_spec(BLOCK)
-        self.memory = PageMemory.create("prefilled", num_blocks * spec.block_bytes)
-        self._model.attention.keep_in(Storage(spec, num_blocks, self.memory.bytes))
+        groups = LocalGroups(directory, num_blocks)
+        self._model, self.memory = groups.model, groups.memory
         self.cache = PrefixCache(BlockPool(num_blocks, BLOCK))
         self._root = root_key(model.fingerprint)
         self.calls: asyncio.Queue[LeaseCall] = asyncio.Queue()
@@ -69,10 +108,7 @@ class Prefilled:
             return answered(call)
 
         self.hand_off._channel._answer = answer
-        pages = Pages(
-            pid=self.memory.pid, fd=self.memory.fd, num_bytes=self.memory.num_bytes, num_blocks=num_blocks, spec=spec
-        )
-        self.hand_off.join(0, self.cache, (pages,))
+        self.hand_off.join(0, self.cache, groups.shared_pages(0))
 
     async def __aenter__(self) -> Prefilled:
         await self.hand_off.open()
