@@ -24,7 +24,9 @@ from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, DeviceLost
-from asap_ray.messages import Registration
+from asap_ray.kvcache.page_memory import PageMemory
+from asap_ray.kvcache.storage import Storage
+from asap_ray.messages import Registration, Registrations, decode
 from asap_ray.scheduler.policies import POLICIES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
@@ -90,6 +92,51 @@ def test_any_degrees_answer_as_transformers(
             await instance.stop()
 
     assert run(ask_all()) == [reference] * dp_groups
+
+
+def test_a_cached_prefix_answers_as_transformers(run: Run, make_config: MakeConfig, reference: dict[str, int]) -> None:
+    """Two blocks of a prompt in the pages of both ranks, which say how many blocks they have and where these lie."""
+    config = make_config("pages", 1, 2, 1)
+    instance, whole = PrefillInstance(config), request(3)
+    cold = dataclasses.replace(whole, request_id="cold", table=(7, 0, 5))
+    hit = dataclasses.replace(
+        whole,
+        num_tokens=1,
+        token_ids=whole.token_ids[-4:],
+        past_tokens=128,
+        cached_tokens=128,
+        table=(7, 0, 3),
+    )
+
+    async def ask_both() -> tuple[list[int], list[Registration], list[torch.Tensor]]:
+        await instance.start()
+        try:
+            answers = [
+                token.token_id
+                for prompt in (cold, hit)
+                async for tokens, _ in instance.run(0, Batch((prompt,)))
+                for token in tokens
+            ]
+            group = ray.get_actor(group_names(config)[0], namespace="serve")
+            ranks = decode(Registrations, await group.register.remote()).devices
+            return answers, list(ranks), [last_key(rank) for rank in ranks]
+        finally:
+            await instance.stop()
+
+    answers, ranks, keys = run(ask_both())
+
+    assert answers == [reference["r3"]] * 2
+    assert all(rank.num_blocks == rank.pages.num_blocks > 8 for rank in ranks if rank.pages)
+    assert all(key.any() for key in keys)
+
+
+def last_key(rank: Registration) -> torch.Tensor:
+    """What another process finds in a rank's pages of the last token of the prompt with a hit, [G, W]."""
+    pages = rank.pages
+    assert pages
+    memory = PageMemory.open(pages.pid, pages.fd, pages.num_bytes)
+    storage = Storage(pages.spec, pages.num_blocks, memory.bytes)
+    return storage.pages(pages.spec.kinds[0].name)[-1, 3, :, 0].clone()
 
 
 def test_a_prompt_in_chunks_answers_as_transformers(
