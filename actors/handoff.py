@@ -6,14 +6,36 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Protocol
 
-from asap_ray.actors.side_channel import HOST, SideChannel
+from asap_ray.actors.nixl_channel import NixlChannel
+from asap_ray.actors.side_channel import SideChannel
 from asap_ray.batch import Request
+from asap_ray.config import ServeConfig
 from asap_ray.errors import RequestError, Unavailable
 from asap_ray.kvcache.handoff import LeaseCounts, Leases
 from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.kvcache.transfer_params import PARAM, RemotePrefill, Transfer
 from asap_ray.messages import LeaseAnswer, LeaseCall, Pages
+
+
+class Channel(Protocol):
+    """Where decode instances ask after the blocks of engines: ours, or vLLM's."""
+
+    async def open(self) -> None:
+        """Before the first engine joins."""
+
+    async def close(self) -> None:
+        """Answer nobody any more."""
+
+    def address(self, engine_id: str) -> tuple[str, int]:
+        """Host and port, for `kv_transfer_params`."""
+
+    def join(self, engine_id: str, ranks: tuple[Pages, ...]) -> None:
+        """The pages of an engine can be read from now on."""
+
+    def leave(self, engine_id: str) -> None:
+        """They are gone."""
 
 
 @dataclass(slots=True)
@@ -30,13 +52,14 @@ class _Engine:
 class HandOff:
     """Leases of every group, and the side channel on which decode instances ask after them. One asyncio loop."""
 
-    def __init__(self, lease_s: float, model: str, on_free: Callable[[], None]) -> None:
+    def __init__(self, config: ServeConfig, model: str, on_free: Callable[[], None]) -> None:
         """`model` is its fingerprint; `on_free` is called when blocks were let go of."""
-        self._lease_s = lease_s
+        self._lease_s = config.lease_s
         self._model = model
         self._on_free = on_free
         self._engines: dict[int, _Engine] = {}  # by group
-        self._channel = SideChannel(self.answer)
+        peer = config.nixl_peer
+        self._channel: Channel = NixlChannel(self.answer, peer) if peer else SideChannel(self.answer)
         self.counts = LeaseCounts()
 
     async def open(self) -> None:
@@ -50,12 +73,14 @@ class HandOff:
     def join(self, group: int, cache: PrefixCache, ranks: tuple[Pages, ...]) -> None:
         """The cache of a group that starts, or that takes the place of a lost one."""
         self.lose(group)
-        self._engines[group] = _Engine(cache, Leases(cache, self._lease_s, self.counts), ranks)
+        engine = self._engines[group] = _Engine(cache, Leases(cache, self._lease_s, self.counts), ranks)
+        self._channel.join(engine.engine_id, ranks)
 
     def lose(self, group: int) -> None:
         """A group was lost, and its cache with all leases."""
         if lost := self._engines.pop(group, None):
             lost.leases.lose()
+            self._channel.leave(lost.engine_id)
 
     def check(self, requests: Sequence[Request], transfer: Transfer) -> bool:
         """Whether a decode instance is to go on; True, or it is refused.
@@ -84,12 +109,13 @@ class HandOff:
         engine = self._engines[group]
         engine.leases.grant(request_id, time.monotonic())
         engine.num_tokens[request_id] = num_tokens
+        host, port = self._channel.address(engine.engine_id)
         return RemotePrefill(
             remote_block_ids=(engine.cache.pool.table(request_id),),
             remote_engine_id=engine.engine_id,
             remote_request_id=request_id,
-            remote_host=HOST,
-            remote_port=self._channel.port,
+            remote_host=host,
+            remote_port=port,
             tp_size=len(engine.ranks),
             remote_num_tokens=num_tokens,
             remote_prefill_cached_tokens=cached_tokens,
@@ -112,9 +138,10 @@ class HandOff:
             return LeaseAnswer(lease_s=0.0)
         leases, name = engine.leases, call.request_id
         if call.verb in ("pulled", "abort"):
-            _ = leases.pulled(name) if call.verb == "pulled" else leases.abort(name)
-            del engine.num_tokens[name]
-            self._on_free()
+            is_over = leases.pulled(name, call.num_consumers) if call.verb == "pulled" else leases.abort(name)
+            if is_over:
+                del engine.num_tokens[name]
+                self._on_free()
             return LeaseAnswer(lease_s=self._lease_s)
         leases.heartbeat(name, time.monotonic())
         if call.verb == "heartbeat":

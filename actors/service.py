@@ -82,7 +82,7 @@ class PrefillService:
             policy_of(config.policy, config.prefill, tokens),
         )
         self._deadline_s = DEADLINES * config.prefill.deadline_s
-        self.hand_off = HandOff(config.lease_s, model.fingerprint, on_free=self._dispatch)
+        self.hand_off = HandOff(config, model.fingerprint, on_free=self._dispatch)
         self._waiting: dict[str, Waiter] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._lost: dict[int, str] = {}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from asap_ray.errors import ConfigError, PeerTimeout, Unavailable
-from asap_ray.messages import LeaseAnswer, LeaseCall, decode, encode
+from asap_ray.messages import LeaseAnswer, LeaseCall, Pages, decode, encode
 
 HOST: Final = "127.0.0.1"
 CALL_S: Final = 5.0
@@ -30,11 +30,16 @@ class SideChannel:
         self._answer = answer
         self._server: asyncio.Server | None = None
 
-    @property
-    def port(self) -> int:
-        """Where it listens, once it is open."""
+    def address(self, engine_id: str) -> tuple[str, int]:  # noqa: ARG002 - one for all
+        """See `Channel`."""
         assert self._server is not None, "the side channel is not open"
-        return int(self._server.sockets[0].getsockname()[1])
+        return HOST, int(self._server.sockets[0].getsockname()[1])
+
+    def join(self, engine_id: str, ranks: tuple[Pages, ...]) -> None:
+        """See `Channel`: `read` tells where the pages are."""
+
+    def leave(self, engine_id: str) -> None:
+        """See `Channel`."""
 
     async def open(self) -> None:
         """Listen on a port that is free."""

@@ -45,6 +45,7 @@ class ServeConfig:
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
     start_timeout_s: float = 180.0
     lease_s: float = 60.0  # blocks wait so long for a decode instance from its last sign of life (docs/kvcache.md)
+    nixl_peer: str = ""  # side channel, HOST:PORT, of the vLLM that decodes; empty: hand-off through shared memory
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:

@@ -69,6 +69,7 @@ class LeaseCall:
     verb: str  # of `VERBS`
     engine_id: str
     request_id: str
+    num_consumers: int = 1  # ranks of the decode side that each say so once they have pulled
 
 
 VERBS: Final = ("read", "heartbeat", "pulled", "abort")

@@ -16,6 +16,7 @@ from asap_ray.actors.waiter import TokenEvent
 from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Stamps, Token
+from asap_ray.config import ServeConfig
 from asap_ray.kvcache.block_keys import block_keys, root_key
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.pool import BlockPool
@@ -24,6 +25,7 @@ from asap_ray.kvcache.storage import Storage
 from asap_ray.kvcache.transfer_params import RemotePrefill
 from asap_ray.messages import LeaseAnswer, LeaseCall, Pages
 from asap_ray.models.model import load_model
+from asap_ray.spec import ParallelSpec
 
 BLOCK = 16
 
@@ -100,7 +102,9 @@ class Prefilled:
         self._root = root_key(model.fingerprint)
         self.calls: asyncio.Queue[LeaseCall] = asyncio.Queue()
         self.num_freed = 0
-        self.hand_off = HandOff(lease_s, model.fingerprint, self._on_free)
+        alone = ParallelSpec(dp_groups=1, tp=1, moe_devices=1)
+        config = ServeConfig(model=str(directory), parallel=alone, lease_s=lease_s)
+        self.hand_off = HandOff(config, model.fingerprint, self._on_free)
         answered = self.hand_off.answer
 
         def answer(call: LeaseCall) -> LeaseAnswer:
