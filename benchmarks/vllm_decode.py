@@ -26,7 +26,7 @@ from typing import Any, Final
 import httpx
 import torch
 import yaml
-from peers.server import System, adopt_orphans, running
+from peers.server import START_S, System, adopt_orphans, running
 from peers.systems import ours, vllm
 
 from asap_ray.config import ServeConfig, config_to
@@ -155,6 +155,7 @@ def prefilling(model: Path, tp: int, folder: Path) -> System:
         kv_cache=KVCacheSpec(block_size=64, memory_bytes=1 << 28),
         lease_s=LEASE_S,
         nixl_peer=f"127.0.0.1:{SIDE_CHANNEL_PORT}",
+        start_timeout_s=START_S,
     )
     file = folder / "settings.yaml"
     file.write_text(yaml.safe_dump(config_to(config)))
