@@ -15,6 +15,7 @@ from ray import serve
 
 from asap_ray.actors.frontend import build_api
 from asap_ray.actors.http_errors import error_of
+from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
 from asap_ray.actors.tokenizer import load_tokenizer
@@ -46,6 +47,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     served_model(config)
     policy_of(config.policy, config.prefill, tokens)
     instance_of(config, load_model(config.model))
+    if config.nixl_peer:
+        libraries(config.nixl_peer)
     frontend: Any = Frontend  # what the decorators made of it
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
     application: serve.Application = deployment.bind(config_to(config))

@@ -21,7 +21,23 @@ _POLL_S: Final = 0.02
 _PEER_S: Final = 3.0
 """To ask the decode instance for its own handshake: it waits 5 s for ours."""
 
+_BACKEND: Final = "UCX"
+
 _log = logging.getLogger(__name__)
+
+
+def libraries(peer: str) -> tuple[Any, Any]:
+    """ZeroMQ and NIXL.
+
+    Raises:
+        ConfigError: one of them is not installed.
+    """
+    try:
+        import nixl._api  # noqa: PLC0415 - both are an extra
+        import zmq.asyncio  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(f"nixl_peer={peer!r} needs the extra asap-ray[nixl]: {error}") from None
+    return zmq, nixl._api
 
 
 @dataclass(slots=True)
@@ -45,14 +61,8 @@ class NixlChannel:
         Raises:
             ConfigError: NIXL or ZeroMQ is not installed.
         """
-        try:
-            import zmq.asyncio  # noqa: PLC0415 - an extra
-            from nixl._api import nixl_agent, nixl_agent_config  # noqa: PLC0415
-        except ImportError as error:
-            raise ConfigError(f"nixl_peer={peer!r} needs the extra asap-ray[nixl]: {error}") from None
-        self._context = zmq.asyncio.Context()
-        self._router, self._req = zmq.ROUTER, zmq.REQ
-        self._make_agent = lambda name: nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+        self._zmq, self._nixl = libraries(peer)
+        self._context = self._zmq.asyncio.Context()
         self._answer = answer
         self._peer = peer
         self._engines: dict[str, _Engine] = {}
@@ -73,11 +83,12 @@ class NixlChannel:
     def join(self, engine_id: str, ranks: tuple[Pages, ...]) -> None:
         """Register the pages of an engine, and answer for it."""
         memories = [PageMemory.open(pages.pid, pages.fd, pages.num_bytes) for pages in ranks]
-        agents = [self._make_agent(f"{engine_id}-{rank}") for rank in range(len(ranks))]
+        options = self._nixl.nixl_agent_config(backends=[_BACKEND])
+        agents = [self._nixl.nixl_agent(f"{engine_id}-{rank}", options) for rank in range(len(ranks))]
         regions = []
         for pages, memory, agent in zip(ranks, memories, agents, strict=True):
             address = memory.bytes.data_ptr()
-            agent.register_memory(agent.get_reg_descs([(address, pages.num_bytes, 0, "")], "DRAM"), backends=["UCX"])
+            agent.register_memory(agent.get_reg_descs([(address, pages.num_bytes, 0, "")], "DRAM"), backends=[_BACKEND])
             regions.append(
                 Region(
                     engine_id=engine_id,
@@ -87,7 +98,7 @@ class NixlChannel:
                     spec=pages.spec,
                 )
             )
-        socket = self._context.socket(self._router)
+        socket = self._context.socket(self._zmq.ROUTER)
         port = socket.bind_to_random_port(f"tcp://{HOST}")
         engine = self._engines[engine_id] = _Engine(memories, agents, regions, socket, port, [])
         engine.tasks += [asyncio.create_task(self._serve(engine)), asyncio.create_task(self._listen(engine_id, engine))]
@@ -112,7 +123,7 @@ class NixlChannel:
             await engine.socket.send_multipart([identity, b"", reply, msgpack.packb(time.perf_counter())])
 
     async def _their_handshake(self) -> bytes:
-        socket = self._context.socket(self._req)
+        socket = self._context.socket(self._zmq.REQ)
         try:
             async with asyncio.timeout(_PEER_S):
                 socket.connect(f"tcp://{self._peer}")
