@@ -72,9 +72,14 @@ async def pids(config: ServeConfig) -> list[int]:
 @pytest.fixture(scope="module")
 def reference(tiny_model: Path) -> dict[str, int]:
     """Greedy first tokens by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    return {f"r{n}": first_token(tiny_model, ids) for n, ids in enumerate(PROMPTS)}
+
+
+def first_token(model: Path, ids: list[int]) -> int:
+    """Of one prompt, by transformers."""
+    undivided = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.inference_mode():
-        return {f"r{n}": int(model(torch.tensor([ids])).logits[0, -1].argmax()) for n, ids in enumerate(PROMPTS)}
+        return int(undivided(torch.tensor([ids])).logits[0, -1].argmax())
 
 
 @pytest.mark.parametrize(("dp_groups", "tp", "moe_devices"), [(3, 2, 2), (1, 1, 3)])
@@ -197,21 +202,55 @@ def kept_by_rank(group: Any) -> list[int]:
 def test_every_policy_answers_as_transformers(
     run: Run, make_config: MakeConfig, reference: dict[str, int], policy: str
 ) -> None:
-    """All prompts at once, through the scheduler: a turn has 96 tokens, so those of 129 and 256 run in pieces."""
+    """All prompts at once, through the scheduler: a turn has 96 tokens, so those of 129 and 256 run in pieces.
+
+    The second time all full blocks of 64 tokens but the last token's are in the cache.
+    """
     config = dataclasses.replace(make_config(policy, 1, 2, 1), policy=policy)
     instance = PrefillInstance(config)
 
-    async def ask_all() -> dict[str, int]:
+    async def ask_all_twice() -> list[dict[str, tuple[int, int]]]:
         await instance.start()
         service = PrefillService(config, served_model(config), instance)
+        service.open_caches()
+        requests = [request(index) for index in range(len(PROMPTS))]
+        again = [dataclasses.replace(each, request_id=f"{each.request_id} again") for each in requests]
         try:
-            requests = [request(index) for index in range(len(PROMPTS))]
-            return {event.token.request_id: event.token.token_id async for event in service.generate(requests)}
+            return [
+                {each.token.request_id[:2]: (each.token.token_id, each.cached_tokens) async for each in answers}
+                for answers in map(service.generate, (requests, again))
+            ]
         finally:
             await service.close()
             await instance.stop()
 
-    assert run(ask_all()) == reference
+    cold, hit = run(ask_all_twice())
+
+    assert {name: token for name, (token, _) in cold.items()} == reference
+    assert {name: token for name, (token, _) in hit.items()} == reference
+    assert [cached for _, cached in hit.values()] == [(len(ids) - 1) // 64 * 64 for ids in PROMPTS]
+
+
+def test_a_prompt_longer_than_a_batch_answers_as_transformers(
+    run: Run, make_config: MakeConfig, tiny_model: Path
+) -> None:
+    """1000 tokens with batches of at most 256, on two ranks: eleven pieces of a turn."""
+    config = dataclasses.replace(make_config("long", 1, 2, 1), policy="asap")
+    instance, ids = PrefillInstance(config), [(7 * n) % 250 for n in range(1000)]
+    packed = torch.tensor(ids, dtype=torch.int32).numpy().tobytes()
+    long = Request(request_id="long", num_tokens=len(ids), arrival_s=0.0, token_ids=packed)
+
+    async def ask() -> list[int]:
+        await instance.start()
+        service = PrefillService(config, served_model(config), instance)
+        service.open_caches()
+        try:
+            return [event.token.token_id async for event in service.generate([long])]
+        finally:
+            await service.close()
+            await instance.stop()
+
+    assert run(ask()) == [first_token(tiny_model, ids)]
 
 
 def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) -> None:
