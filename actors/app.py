@@ -8,12 +8,14 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import fastapi
 from ray import serve
 
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
@@ -32,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _STOP_S: Final = 30.0
 """To end the devices, after running batches had their deadline."""
+
+_REPORT_S: Final = 1.0
+"""Between two looks at what is read, not counted, for Ray's metrics."""
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -84,14 +89,18 @@ class Frontend:
     def __init__(self, args: dict[str, Any]) -> None:
         self._config = config_from(args)  # on the replica's event loop
         self._instance = PrefillInstance(self._config)
-        self._service = PrefillService(self._config, served_model(self._config), self._instance)
+        model = served_model(self._config)
+        self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))
+        self._service = PrefillService(self._config, model, self._instance, self._metrics)
         self._failure = ""
         self._life = asyncio.create_task(self._live())
+        self._reports = asyncio.create_task(self._report())
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
         api.add_api_route("/leases", self._leases, methods=["GET"])
+        api.add_api_route("/timeline", self._timeline, methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -107,6 +116,7 @@ class Frontend:
                 yield encode(Answered(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
         except AsapError as error:
             status, body, _ = error_of(error)
+            self._metrics.refused(status)
             yield encode(Answered(status=status, error=body["error"]["message"]))
 
     async def describe(self) -> dict[str, Any]:
@@ -118,13 +128,18 @@ class Frontend:
         """Seconds every device has computed since its start, by name."""
         return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
 
+    async def timeline(self, last_s: float) -> bytes:
+        """The spans of every device in the last seconds, as a message (`Timeline`)."""
+        return encode(await self._instance.timeline(last_s))
+
     async def drain(self) -> None:
         """Not ready from now on: fail what is queued, let running batches finish (SIGTERM)."""
         await self._service.close()
 
     async def __del__(self) -> None:
-        self._life.cancel()
-        await asyncio.gather(self._life, return_exceptions=True)
+        for task in (self._life, self._reports):
+            task.cancel()
+        await asyncio.gather(self._life, self._reports, return_exceptions=True)
         await self._service.close()
         await self._service.hand_off.close()
         await self._instance.stop()
@@ -139,6 +154,12 @@ class Frontend:
             _log.exception("the instance is lost")
             self._failure = f"{type(error).__name__}: {error}"
 
+    async def _report(self) -> None:
+        while True:
+            self._service.report()
+            self._metrics.report_devices(self._instance.vitals)
+            await asyncio.sleep(_REPORT_S)
+
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
         return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
@@ -146,3 +167,7 @@ class Frontend:
     async def _leases(self) -> dict[str, int]:
         """Hand-offs to decode instances since the start, by how they ended, and those that are open."""
         return self._service.hand_off.totals()
+
+    async def _timeline(self, last_s: Annotated[float, fastapi.Query(gt=0, allow_inf_nan=False)]) -> fastapi.Response:
+        """The same over HTTP: `asap-ray timeline` makes a trace of it."""
+        return fastapi.Response(await self.timeline(last_s), media_type="application/msgpack")

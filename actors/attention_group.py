@@ -13,6 +13,8 @@ from ray.util.placement_group import get_current_placement_group
 from torch._C._distributed_c10d import TCPStore
 
 from asap_ray.actors.chunk_order import ChunkOrder
+from asap_ray.actors.device_metrics import RankMetrics
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.page_owner import PageOwner
@@ -25,6 +27,8 @@ from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
 from asap_ray.models.model import load_model
 from asap_ray.protocol import BatchQueue, Collective
+from asap_ray.totals import GroupTotals
+from asap_ray.tracks import Timeline
 
 _LOCALHOST: Final = "127.0.0.1"
 """The ranks of a group share a bundle, and a bundle never spans nodes."""
@@ -41,6 +45,9 @@ class GroupRank:
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._attention = HostAttention(served, model, group, self.collective, epoch)
+        self._metrics = RankMetrics(
+            RayExporter(app=served.name, dp_group=str(group), tp_rank=str(rank)), self._attention.totals
+        )
         self.runtime = self._attention.runtime
         self._loop: Loop | None = None
 
@@ -58,12 +65,21 @@ class GroupRank:
         self._loop = Loop(lambda: self._attention.serve(door), on_end)
 
     def state(self) -> str:
-        """`joining`, `serving`, `stopped`, or what failed."""
+        """`joining`, `serving`, `stopped`, or what failed; reports metrics."""
+        self._metrics.report()
         return self._loop.state if self._loop else "joining"
 
     def duty(self) -> bytes:
         """Totals of this rank's compute stream."""
         return encode(self._attention.duty)
+
+    def timeline(self, last_s: float) -> bytes:
+        """The spans of this rank in the last seconds (`Timeline`)."""
+        return encode(self._attention.timeline(last_s))
+
+    def totals(self) -> bytes:
+        """What this rank has counted since its start, as the `GroupTotals` of one rank."""
+        return encode(GroupTotals(ranks=(self._attention.totals(),)))
 
     def stop(self) -> None:
         """End the loop."""
@@ -147,6 +163,16 @@ class AttentionGroup:
     async def duty(self) -> bytes:
         """Totals of rank 0's compute stream."""
         return self._rank.duty()
+
+    async def timeline(self, last_s: float) -> bytes:
+        """The spans of its ranks in the last seconds (`Timeline`)."""
+        replies = [self._rank.timeline(last_s), *[await each.timeline.remote(last_s) for each in self._followers]]
+        return encode(Timeline.of(decode(Timeline, reply) for reply in replies))
+
+    async def totals(self) -> bytes:
+        """What its ranks have counted since their start (`GroupTotals`)."""
+        replies = [self._rank.totals(), *[await follower.totals.remote() for follower in self._followers]]
+        return encode(GroupTotals(ranks=tuple(rank for reply in replies for rank in decode(GroupTotals, reply).ranks)))
 
     async def stop(self, frontend: str) -> bool:
         """End the loops, unless another frontend uses them; whether they ended. Running batches fail."""

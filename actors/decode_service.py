@@ -8,14 +8,15 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.remote_lease import RemoteLease
 from asap_ray.actors.service import DEADLINES, ServedModel
-from asap_ray.actors.waiter import TokenEvent, Ttft
+from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.backends.undivided import UndividedHost
-from asap_ray.batch import Batch, Request
+from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, Overloaded, RequestError, Unavailable
 from asap_ray.kvcache.transfer_params import PARAM, RemoteDecode, RemotePrefill, Transfer
@@ -46,10 +47,12 @@ class DecodeService:
             max_answer_tokens=config.max_answer_tokens,
             max_model_len=model.max_model_len,
         )
+        self.metrics = FrontendMetrics(config, model.name)
         self.counts = PullCounts()
         self._deadline_s = DEADLINES * config.prefill.deadline_s
         self._host = host
-        self._answers: set[asyncio.Task[None]] = set()
+        self._answers: dict[asyncio.Task[None], Waiter] = {}
+        self._unfinished: set[str] = set()  # requests whose last token is yet to come
         self._turn = asyncio.Lock()  # who waits for blocks first gets them first
         self._freed = asyncio.Event()
         self._stopping = False
@@ -58,6 +61,13 @@ class DecodeService:
     def limits(self) -> Limits:
         """What one prompt may ask."""
         return self._limits
+
+    def report(self) -> None:
+        """Before a scrape: requests that are here, and the blocks they hold."""
+        num_waiting = sum(waiter.handed_s is None for waiter in self._answers.values())
+        self.metrics.load(len(self._answers) - num_waiting, num_waiting)
+        pool = self._host.pool
+        self.metrics.held(pool.num_blocks - pool.num_free, pool.num_blocks)
 
     def check_ready(self) -> None:
         """Raise Unavailable when the instance is stopping."""
@@ -96,15 +106,25 @@ class DecodeService:
             raise Overloaded(f"{len(self._answers)} requests are here; no more are taken", _RETRY_S)
         remote = transfer if isinstance(transfer, RemotePrefill) else None
         events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()
-        answers = [asyncio.create_task(self._answer(request, remote, events)) for request in requests]
-        self._answers.update(answers)
+        waiters = [Waiter(request, events) for request in requests]
+        answers = {asyncio.create_task(self._answer(waiter, remote)): waiter for waiter in waiters}
+        self._answers |= answers
+        self._unfinished |= {request.request_id for request in requests}
+        for request in requests:
+            self.metrics.accepted(request)
         try:
             unfinished = len(requests)
             while unfinished:
                 event = await self._next(events)
                 unfinished -= event.token.finish_reason is not None
                 yield event
+        except (GeneratorExit, asyncio.CancelledError) as leaving:  # closed after a stop string; or the client is gone
+            for waiter in waiters:
+                if waiter.request.request_id in self._unfinished:
+                    self.metrics.ended(waiter, "stop" if isinstance(leaving, GeneratorExit) else "abort")
+            raise
         finally:
+            self._unfinished -= {request.request_id for request in requests}
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
@@ -138,25 +158,24 @@ class DecodeService:
                 f"remote_num_tokens={transfer.remote_num_tokens}; the prompt has {request.num_tokens} tokens", PARAM
             )
 
-    async def _answer(
-        self, request: Request, remote: RemotePrefill | None, events: asyncio.Queue[TokenEvent | AsapError]
-    ) -> None:
+    async def _answer(self, waiter: Waiter, remote: RemotePrefill | None) -> None:
         """One request, from its blocks to its last token; what goes wrong is an event too."""
+        request, events = waiter.request, waiter.events
         try:
             async with contextlib.AsyncExitStack() as stack:
                 lease = await stack.enter_async_context(RemoteLease(remote)) if remote else None
                 table = await stack.enter_async_context(self._blocks(request))
-                queue_s = time.monotonic() - request.arrival_s
+                waiter.handed_s = time.monotonic()
                 num_pulled = await self._pull(request, lease, table) if lease else 0
                 self.counts.computed += lease is None
-                await self._decode(replace(request.behind(num_pulled), table=table), queue_s, events)
+                await self._decode(waiter, replace(request.behind(num_pulled), table=table))
         except AsapError as error:
             events.put_nowait(error)
         except Exception as error:  # whatever it is, it must not leave a client waiting
             _log.exception("a request failed")
             events.put_nowait(Unavailable(f"decode failed: {type(error).__name__}"))
         finally:
-            self._answers.discard(asyncio.current_task())
+            del self._answers[cast("asyncio.Task[None]", asyncio.current_task())]
 
     @contextlib.asynccontextmanager
     async def _blocks(self, request: Request) -> AsyncIterator[tuple[int, ...]]:
@@ -190,21 +209,22 @@ class DecodeService:
         self.counts.pulled += 1
         return num_tokens
 
-    async def _decode(self, request: Request, queue_s: float, events: asyncio.Queue[TokenEvent | AsapError]) -> None:
-        began_s = time.monotonic()
-        first = await self._host.step(await self._host.start(Batch((request,))))
-        ttft = _ttft(request, queue_s, began_s)
-        for token in first.tokens:
-            events.put_nowait(TokenEvent(token, ttft, request.cached_tokens))
-        state = first.next_state
-        while state is not None:
-            finished = await self._host.step(state)
-            for token in finished.tokens:
-                events.put_nowait(TokenEvent(token))
-            state = finished.next_state
+    async def _decode(self, waiter: Waiter, piece: Request) -> None:
+        """All passes of what is left to compute of a prompt. Nothing is sent: all they take is attention's."""
+        waiter.hand_over(piece)
+        batch, began_s = Batch((piece,)), time.monotonic()
+        finished = await self._host.step(await self._host.start(batch))
+        waiter.add(Stamps(attention_s=time.monotonic() - began_s))
+        self._tell(waiter, batch, finished.tokens, is_first=True)
+        while finished.next_state is not None:
+            finished = await self._host.step(finished.next_state)
+            self._tell(waiter, batch, finished.tokens, is_first=False)
 
-
-def _ttft(request: Request, queue_s: float, began_s: float) -> Ttft:
-    """Of a first token that is here now: nothing was sent to devices, so all that was computed is attention's."""
-    now = time.monotonic()
-    return Ttft(queue_s, now - began_s, 0.0, 0.0, now - request.arrival_s)
+    def _tell(self, waiter: Waiter, batch: Batch, tokens: Sequence[Token], *, is_first: bool) -> None:
+        self.metrics.passed(batch, tokens, is_first)
+        for token in tokens:
+            event = waiter.event(token, is_first=is_first)
+            waiter.events.put_nowait(event)
+            self.metrics.answered(waiter, event)
+            if token.finish_reason:
+                self._unfinished.discard(token.request_id)

@@ -12,9 +12,11 @@ import numpy as np
 from fastapi import FastAPI, HTTPException, Response
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import ClientDisconnect
 
 from asap_ray import __version__
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import add_error_handlers, error_of
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.openai import (
@@ -52,10 +54,14 @@ class Service(Protocol):
 
     config: ServeConfig
     model: ServedModel
+    metrics: FrontendMetrics
 
     @property
     def limits(self) -> Limits:
         """What one prompt may ask."""
+
+    def report(self) -> None:
+        """Before a scrape: metrics that are read, not counted."""
 
     def check_ready(self) -> None:
         """Raise Unavailable, naming who is missing, unless requests can be served."""
@@ -87,7 +93,8 @@ def build_api(service: Service) -> FastAPI:
     api.add_api_route("/health", routes.alive)
     api.add_api_route("/ping", routes.alive, methods=["GET", "POST"])
     api.add_api_route("/version", routes.version)
-    add_error_handlers(api)
+    api.add_api_route("/metrics", routes.metrics)
+    add_error_handlers(api, service.metrics.refused)
     return api
 
 
@@ -179,6 +186,11 @@ class Routes:
         """The release."""
         return {"version": __version__}
 
+    async def metrics(self) -> Response:
+        """What Prometheus scrapes: vLLM's names."""
+        self._service.report()
+        return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
     async def _read(self, http: HttpRequest) -> bytes:
         """The body, unless it is longer than any the queue could take."""
         body = bytearray()
@@ -244,8 +256,28 @@ class Routes:
             return JSONResponse(answer.whole())
         # Headers wait for the first token, so that a failure before it still has its status.
         first = await _unless_gone(http, anext(events))
-        chunks = _server_sent(answer, first, events, body.stream_options.include_usage)
+        chunks = self._server_sent(answer, first, events, body.stream_options.include_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _server_sent(
+        self, answer: Answer, first: TokenEvent, events: AsyncGenerator[TokenEvent, None], include_usage: bool
+    ) -> AsyncGenerator[str, None]:
+        """A chunk a token, the usage if asked for, and the end mark; an error on the way is an event too."""
+        event: TokenEvent | None = first
+        try:
+            while event:
+                if chunk := answer.push(event):
+                    yield _sse(chunk)
+                event = None if answer.is_finished else await anext(events, None)
+            if include_usage:
+                yield _sse(answer.usage_chunk())
+        except AsapError as error:
+            status, message, _ = error_of(error)
+            self._service.metrics.refused(status)
+            yield _sse(message)
+        finally:
+            await events.aclose()
+        yield "data: [DONE]\n\n"
 
     def _model_card(self) -> dict[str, Any]:
         return {
@@ -267,25 +299,6 @@ async def _collect(answer: Answer, events: AsyncGenerator[TokenEvent, None]) -> 
         if answer.is_finished:  # by a stop string, perhaps while the group still decodes
             break
     await events.aclose()
-
-
-async def _server_sent(
-    answer: Answer, first: TokenEvent, events: AsyncGenerator[TokenEvent, None], include_usage: bool
-) -> AsyncGenerator[str, None]:
-    """A chunk a token, the usage if asked for, and the end mark; an error on the way is an event too."""
-    event: TokenEvent | None = first
-    try:
-        while event:
-            if chunk := answer.push(event):
-                yield _sse(chunk)
-            event = None if answer.is_finished else await anext(events, None)
-        if include_usage:
-            yield _sse(answer.usage_chunk())
-    except AsapError as error:
-        yield _sse(error_of(error)[1])
-    finally:
-        await events.aclose()
-    yield "data: [DONE]\n\n"
 
 
 def _sse(message: dict[str, Any]) -> str:

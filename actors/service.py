@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.handoff import HandOff
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.tokenizer import Tokenizer
@@ -70,9 +71,12 @@ class ServedModel:
 class PrefillService:
     """One per instance. All methods belong to one asyncio loop."""
 
-    def __init__(self, config: ServeConfig, model: ServedModel, groups: Groups) -> None:
+    def __init__(
+        self, config: ServeConfig, model: ServedModel, groups: Groups, metrics: FrontendMetrics | None = None
+    ) -> None:
         self.config = config
         self.model = model
+        self.metrics = metrics or FrontendMetrics(config, model.name)
         self._groups = groups
         self._scheduler = DualBatchScheduler(
             config.prefill,
@@ -117,6 +121,10 @@ class PrefillService:
     def lost(self) -> tuple[str, ...]:
         """Groups that failed a batch, and why; none of them is used again by this service."""
         return tuple(f"group {group} ({reason})" for group, reason in self._lost.items())
+
+    def report(self) -> None:
+        """Once a second, and before a scrape: metrics that are read, not counted."""
+        self.metrics.report(self._scheduler, is_ready=not self.missing(), now=time.monotonic())
 
     def check_ready(self) -> None:
         """Raise Unavailable, naming who is missing, unless every device serves."""
@@ -170,6 +178,10 @@ class PrefillService:
                 event = await self._next(events)
                 unfinished -= event.token.finish_reason is not None
                 yield event
+        except (GeneratorExit, asyncio.CancelledError) as leaving:  # closed after a stop string; or the client is gone
+            for waiter in self._waiters(requests):
+                self.metrics.ended(waiter, "stop" if isinstance(leaving, GeneratorExit) else "abort")
+            raise
         finally:
             for request in requests:
                 self._waiting.pop(request.request_id, None)
@@ -212,6 +224,7 @@ class PrefillService:
             keys = block_keys(request.token_ids, self.config.kv_cache.block_size, root)
             self._scheduler.submit(request, time.monotonic(), keys)
             self._waiting[request.request_id] = waiter
+            self.metrics.accepted(request)
         self._dispatch()
 
     async def _next(self, events: asyncio.Queue[TokenEvent | AsapError]) -> TokenEvent:
@@ -231,6 +244,7 @@ class PrefillService:
             self._wake = None
         self.hand_off.expire(time.monotonic())
         for assignment in self._scheduler.assign(time.monotonic()):
+            self.metrics.dispatched(assignment.batch)
             for piece in assignment.batch.requests:
                 if waiter := self._waiting.get(piece.request_id):
                     waiter.hand_over(piece)
@@ -238,6 +252,7 @@ class PrefillService:
             self._running.add(task)
             task.add_done_callback(self._running.discard)
         now = time.monotonic()
+        self.metrics.slots_changed(self._scheduler, now)
         wake_at = min(
             (at for at in (self._scheduler.wake_at(now), self.hand_off.wake_at()) if at is not None), default=None
         )
@@ -268,14 +283,16 @@ class PrefillService:
                 return
             except TimeoutError:
                 raise PeerTimeout(f"group {group} produced nothing within {self._deadline_s:g} s") from None
+            self.metrics.passed(batch, tokens, is_first)
             if is_first:
                 self._scheduler.computed(batch)
-                for waiter in self._waiters(batch):
+                for waiter in self._waiters(batch.requests):
                     waiter.add(stamps)
             for token in tokens:
                 if client := self._waiting.get(token.request_id):
                     event = client.event(token, is_first=is_first)
                     client.events.put_nowait(self._handed_off(group, client, event) if client.hands_off else event)
+                    self.metrics.answered(client, event)
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False
@@ -293,6 +310,7 @@ class PrefillService:
         _log.error("group %d failed", group, exc_info=error)
         reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
         self._lost[group] = reason
+        self.metrics.group_failed(group)
         self._scheduler.mark_down(group)
         self.hand_off.lose(group)
         lost = Unavailable(f"group {group} failed: {reason}")
@@ -301,9 +319,9 @@ class PrefillService:
         if len(self._lost) == self._groups.num_groups:
             self._fail([waiter.request for waiter in self._waiting.values()], lost)
 
-    def _waiters(self, batch: Batch) -> list[Waiter]:
-        """Those of a batch whose clients are still here."""
-        return [waiter for each in batch.requests if (waiter := self._waiting.get(each.request_id))]
+    def _waiters(self, requests: Iterable[Request]) -> list[Waiter]:
+        """Those whose clients are still here."""
+        return [waiter for each in requests if (waiter := self._waiting.get(each.request_id))]
 
     def _fail(self, requests: Iterable[Request], error: AsapError) -> None:
         for request in list(requests):

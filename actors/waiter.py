@@ -47,6 +47,17 @@ class Waiter:
     cached_tokens: int = 0
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
 
+    @property
+    def age_s(self) -> float:
+        """Since it arrived."""
+        return time.monotonic() - self.request.arrival_s
+
+    @property
+    def queue_s(self) -> float:
+        """From arrival until a group was given its first piece."""
+        assert self.handed_s is not None, "no group has this prompt"
+        return self.handed_s - self.request.arrival_s
+
     def hand_over(self, piece: Request) -> None:
         """A group is given a piece, or all of it."""
         self.cached_tokens = piece.cached_tokens
@@ -64,11 +75,10 @@ class Waiter:
         return TokenEvent(token, self._ttft(), self.cached_tokens) if is_first else TokenEvent(token)
 
     def _ttft(self) -> Ttft:
-        assert self.handed_s is not None, "a token of a prompt that no group has"
         return Ttft(
-            queue_s=self.handed_s - self.request.arrival_s,
+            queue_s=self.queue_s,
             attention_s=self.stamps.attention_s,
             dispatch_s=self.stamps.dispatch_s,
             combine_s=self.stamps.combine_s,
-            total_s=time.monotonic() - self.request.arrival_s,
+            total_s=self.age_s,
         )

@@ -19,6 +19,8 @@ from asap_ray.cli.report import report
 from asap_ray.cli.serve import serve
 from asap_ray.cli.simulate import simulate
 from asap_ray.cli.sweep import sweep
+from asap_ray.cli.timeline import timeline
+from asap_ray.cli.top import top
 from asap_ray.errors import AsapError
 
 app = typer.Typer(
@@ -27,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, decode, replay, demo, simulate, sweep, report, plan, layout, make_model):
+for command in (serve, decode, top, timeline, replay, demo, simulate, sweep, report, plan, layout, make_model):
     app.command()(command)
 app.add_typer(dashboards, name="dashboards")
 

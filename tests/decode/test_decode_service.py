@@ -260,3 +260,26 @@ def test_an_instance_that_stops_refuses(decoding: Decoding) -> None:
 
     with pytest.raises(Unavailable, match="the instance is stopping"):
         asyncio.run(ask())
+
+
+def test_what_a_router_scrapes(decoding: Decoding) -> None:
+    """Requests that run and wait, how full the pages are, and tokens; by vLLM's names."""
+
+    async def scrape() -> dict[str, float]:
+        async with decoding(5) as decode:
+            running = decode.generate([prompt([1] * 40, max_tokens=20, name="running")])
+            for _ in range(2):
+                await anext(running)
+            waiting = asyncio.create_task(answer(decode, prompt([7], max_tokens=80)))
+            await asyncio.sleep(0)
+            decode.report()
+            lines = decode.metrics.exposition().decode().splitlines()
+            await running.aclose()
+            await waiting
+            samples = [line.rpartition(" ") for line in lines if line.startswith("vllm:")]
+            return {name.partition("{")[0]: float(value) for name, _, value in samples}
+
+    samples = asyncio.run(scrape())
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total")
+
+    assert [samples[f"vllm:{name}"] for name in names] == [1, 1, 0.8, 40]

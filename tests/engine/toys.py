@@ -27,9 +27,13 @@ from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.engine import attention, experts, instance
 from asap_ray.errors import Closed
+from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import Instance
+from asap_ray.telemetry.recording import Recordings
+from asap_ray.totals import Received
+from asap_ray.tracks import Role, Source
 
 HIDDEN = 16
 
@@ -153,6 +157,8 @@ class ToyInstance:
         self._runtime = ThreadRuntime()
         self._loops = loops
         self.doors: list[Door] = []
+        self.received: list[Received] = []
+        self.recordings = Recordings()
         ranks, devices = self._build(toy, delay_s, passes)
         self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
         self._thread.start()
@@ -208,7 +214,9 @@ class ToyInstance:
                 if degrees.tp > 1:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
                 stage = ToyAttention(toy, collective, delay_s, passes)
-                ranks.append(attention.Rank(self._runtime, comm, stage, door))
+                recorder = self.recordings.device(Source(role=Role.ATTENTION, index=i, tp_rank=j))
+                laps = Laps[attention.Flight](self._runtime.now, State.IDLE, recorder("attention"))
+                ranks.append(attention.Rank(self._runtime, comm, stage, door, laps))
         for e in range(degrees.moe_devices):
             moe_port = _native.MoEComm(
                 layout=native_layout,
@@ -221,8 +229,12 @@ class ToyInstance:
                 combine=limits.combine,
             )
             self._runtime.on_close(moe_port.abort)
-            moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)
-            devices.append(experts.Device(self._runtime, moe_comm, ToyExperts(toy, e, delay_s)))
+            received = Received(len(whole.experts_of(e)), whole.model.num_layers)
+            self.received.append(received)
+            moe_comm = HostMoEComm(moe_port, received, torch.float32, limits.deadline_s)
+            stage = ToyExperts(toy, e, delay_s)
+            streams = experts.Streams.of(self._runtime, self.recordings.device(Source(role=Role.MOE, index=e)))
+            devices.append(experts.Device(self._runtime, moe_comm, stage, streams))
         return ranks, devices
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:
