@@ -140,10 +140,11 @@ class NixlChannel:
         while True:
             for agent in engine.agents:
                 for message in (each for messages in agent.get_new_notifs().values() for each in messages):
-                    self._tell(engine_id, message)
+                    self._tell(engine_id, len(engine.agents), message)
             await asyncio.sleep(_POLL_S)
 
-    def _tell(self, engine_id: str, message: bytes) -> None:
+    def _tell(self, engine_id: str, num_ranks: int, message: bytes) -> None:
+        """What one rank's agent was told; all is pulled once every rank's was, by every rank of the decode side."""
         if notice := read_notice(message):
             for request_id in notice.request_ids:
                 self._answer(
@@ -151,6 +152,6 @@ class NixlChannel:
                         verb=notice.verb,
                         engine_id=engine_id,
                         request_id=request_id,
-                        num_consumers=notice.num_consumers,
+                        num_consumers=notice.num_consumers * num_ranks,
                     )
                 )
