@@ -51,6 +51,7 @@ def test_a_pair_answers_as_one_model(tiny_model: Path, decoding: Decoding) -> No
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_a_pair_answers_a_hundred_prompts_as_one_model(tiny_model: Path, decoding: Decoding) -> None:
     """The same, of a hundred."""
     same, _, counts, num_held = asyncio.run(pair_answers(tiny_model, decoding, 100))
