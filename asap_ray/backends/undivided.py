@@ -42,7 +42,7 @@ class UndividedHost:
             ConfigError: the memory for pages holds no block.
         """
         self.fingerprint = model.fingerprint
-        self._model = model.undivided(SoloCollective(), DTYPES[config.compute_type])
+        self._model = model.undivided(SoloCollective(), DTYPES[config.compute_type], config.expert_type)
         spec = self._model.attention.cache_spec(config.kv_cache.block_size)
         num_blocks = spec.num_blocks(config.kv_cache.memory_bytes or node_bytes() // _SHARE)
         self.pages = Storage(spec, num_blocks)
