@@ -59,7 +59,7 @@ verify:
 
 bench: setup
 	@mkdir -p out/bench
-	for name in $(filter-out benchmarks/vs_vllm.py,$(wildcard benchmarks/*.py)); do \
+	for name in $(filter-out benchmarks/vs_vllm.py benchmarks/vllm_decode.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$name --quick --json out/bench/$$(basename $$name .py).json || exit 1; done
 
 vs-vllm: setup $(VLLM)/bin/vllm

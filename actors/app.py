@@ -17,6 +17,7 @@ from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
+from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
 from asap_ray.actors.timeline import timeline_route
@@ -52,6 +53,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     served_model(config)
     policy_of(config.policy, config.prefill, tokens)
     instance_of(config, load_model(config.model))
+    if config.nixl_peer:
+        libraries(config.nixl_peer)
     frontend: Any = Frontend  # what the decorators made of it
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
     application: serve.Application = deployment.bind(config_to(config))
@@ -98,6 +101,7 @@ class Frontend:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
         api.add_api_route("/timeline", timeline_route(self.timeline), methods=["GET"])
+        api.add_api_route("/leases", self._leases, methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -138,10 +142,12 @@ class Frontend:
             task.cancel()
         await asyncio.gather(self._life, self._reports, return_exceptions=True)
         await self._service.close()
+        await self._service.hand_off.close()
         await self._instance.stop()
 
     async def _live(self) -> None:
         try:
+            await self._service.hand_off.open()
             await self._instance.start()
             self._service.open_caches()
             await self._instance.watch()
@@ -161,3 +167,7 @@ class Frontend:
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
         return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+
+    async def _leases(self) -> dict[str, int]:
+        """Hand-offs to decode instances since the start, by how they ended, and those that are open."""
+        return self._service.hand_off.totals()

@@ -87,14 +87,22 @@ class FrontendMetrics:
         """Once a second, and before a scrape: what is read, not counted."""
         self.slots_changed(scheduler, now)
         running = {r.request_id for batches in scheduler.held for batch in batches for r in batch.requests}
-        self._vllm.set(frontend.RUNNING, len(running))
-        self._vllm.set(frontend.WAITING, scheduler.num_queued)
+        self.load(len(running), scheduler.num_queued)
         self._asap.set(frontend.QUEUED_TOKENS, scheduler.num_queued_tokens)
         self._asap.set(frontend.QUEUE_DRAIN, scheduler.drain_s)
         self._asap.set(frontend.READY, is_ready)
         self._slots.report(self._totals)
         if scheduler.caches:
             self._report_caches(scheduler.caches)
+
+    def load(self, num_running: int, num_waiting: int) -> None:
+        """Requests that are here."""
+        self._vllm.set(frontend.RUNNING, num_running)
+        self._vllm.set(frontend.WAITING, num_waiting)
+
+    def held(self, num_held: int, num_blocks: int) -> None:
+        """Blocks that requests hold, of all there are."""
+        self._vllm.set(frontend.KV_CACHE_USAGE, num_held / num_blocks)
 
     def report_devices(self, vitals: Vitals) -> None:
         """Once a second: who serves, who was lost, and when the instance began."""
@@ -107,7 +115,7 @@ class FrontendMetrics:
 
     def _report_caches(self, caches: Sequence[PrefixCache]) -> None:
         num_blocks, num_held = sum(cache.pool.num_blocks for cache in caches), sum(cache.num_held for cache in caches)
-        self._vllm.set(frontend.KV_CACHE_USAGE, num_held / num_blocks)
+        self.held(num_held, num_blocks)
         self._vllm_totals.report(frontend.PREFIX_QUERIES, sum(cache.counts.queried_tokens for cache in caches))
         self._vllm_totals.report(frontend.PREFIX_HITS, sum(cache.counts.hit_tokens for cache in caches))
         block_size = str(caches[0].pool.block_size)

@@ -20,7 +20,7 @@ from asap_ray.actors.vitals import SERVING, Vitals
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import ConfigError, DeviceLost, Unavailable
-from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
+from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
 from asap_ray.tracks import Timeline
 
@@ -54,6 +54,7 @@ class PrefillInstance:
         self._placement_id: Any = None
         self._start_by_s = 0.0
         self._num_blocks = 0
+        self._pages: list[tuple[Pages, ...]] = []
 
     @property
     def num_groups(self) -> int:
@@ -64,6 +65,10 @@ class PrefillInstance:
     def num_blocks(self) -> int:
         """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
         return self._num_blocks
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """Where the KV cache of a group's ranks lies, once they serve."""
+        return self._pages[group]
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
@@ -204,6 +209,9 @@ class PrefillInstance:
         registered = {name: decode(Registrations, reply).devices for name, reply in replies.items()}
         ranks = [rank for name in group_names(self._config) for rank in registered[name]]
         self._num_blocks = min(rank.num_blocks for rank in ranks)
+        self._pages = [
+            tuple(rank.pages for rank in registered[name] if rank.pages) for name in group_names(self._config)
+        ]
         return registered
 
     async def _warm(self) -> None:

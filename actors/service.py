@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from asap_ray.actors.frontend_metrics import FrontendMetrics
+from asap_ray.actors.handoff import HandOff
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.actors.waiter import TokenEvent, Waiter
@@ -20,12 +22,14 @@ from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
 from asap_ray.kvcache.block_keys import block_keys, root_key
 from asap_ray.kvcache.pool import BlockPool
 from asap_ray.kvcache.prefix import PrefixCache
+from asap_ray.kvcache.transfer_params import Transfer
+from asap_ray.messages import Pages
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of
 from asap_ray.scheduler.prefixes import Prefixes
 from asap_ray.scheduler.shares import tokens
 
-_DEADLINES: Final = 20
+DEADLINES: Final = 20
 """No client waits longer than so many `deadline_s` for its next token: 10 minutes by default, as in OpenAI's client."""
 
 _log = logging.getLogger(__name__)
@@ -41,6 +45,9 @@ class Groups(Protocol):
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache of each group, once they serve; 0: there is none."""
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """Where the KV cache of a group's ranks lies, once they serve."""
 
     def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Run a batch: one element a pass, the first tokens first, until every request has a finish_reason."""
@@ -78,7 +85,8 @@ class PrefillService:
             config.max_queued_tokens,
             policy_of(config.policy, config.prefill, tokens),
         )
-        self._deadline_s = _DEADLINES * config.prefill.deadline_s
+        self._deadline_s = DEADLINES * config.prefill.deadline_s
+        self.hand_off = HandOff(config, model.fingerprint, on_free=self._dispatch)
         self._waiting: dict[str, Waiter] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._lost: dict[int, str] = {}
@@ -98,9 +106,10 @@ class PrefillService:
     def open_caches(self) -> None:
         """The groups serve, and say how many blocks they have: from now on prompts are found in their caches."""
         num_blocks, block_size = self._groups.num_blocks, self.config.kv_cache.block_size
-        self._scheduler.open_caches(
-            Prefixes(lambda: PrefixCache(BlockPool(num_blocks, block_size)), self._groups.num_groups)
-        )
+        prefixes = Prefixes(lambda: PrefixCache(BlockPool(num_blocks, block_size)), self._groups.num_groups)
+        self._scheduler.open_caches(prefixes)
+        for group, cache in enumerate(prefixes.caches):
+            self.hand_off.join(group, cache, self._groups.shared_pages(group))
 
     def missing(self) -> tuple[str, ...]:
         """Why the instance is not ready; empty when it is."""
@@ -142,10 +151,13 @@ class PrefillService:
                 f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
             )
 
-    async def generate(self, requests: Sequence[Request], cache_salt: str = "") -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, requests: Sequence[Request], cache_salt: str = "", transfer: Transfer | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
 
-        Cached prefixes are shared with prompts of the same `cache_salt` only.
+        Cached prefixes are shared with prompts of the same `cache_salt` only. With `transfer` a decode
+        instance goes on.
 
         Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.
 
@@ -155,11 +167,12 @@ class PrefillService:
             RequestError: see `check`; or more prompts than the queue could ever hold.
         """
         self.check_count(len(requests))
+        hands_off = bool(transfer and self.hand_off.check(requests, transfer))
         for request in requests:  # before anything is undone below: a refused id may be another client's
             self.check(request)
         events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()  # bounded by max_tokens of the requests
         try:
-            self._submit(requests, cache_salt, events)
+            self._submit([Waiter(request, events, hands_off) for request in requests], cache_salt)
             unfinished = len(requests)
             while unfinished:
                 event = await self._next(events)
@@ -197,10 +210,9 @@ class PrefillService:
             self._scheduler.cancel(request.request_id)
         self._fail(requests, Unavailable("the instance is stopping"))
 
-    def _submit(
-        self, requests: Sequence[Request], cache_salt: str, events: asyncio.Queue[TokenEvent | AsapError]
-    ) -> None:
+    def _submit(self, waiters: Sequence[Waiter], cache_salt: str) -> None:
         self.check_ready()
+        requests = [waiter.request for waiter in waiters]
         num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
         if len(requests) > 1 and num_tokens > most_tokens:
             raise RequestError(
@@ -208,10 +220,10 @@ class PrefillService:
                 "prompt",
             )
         root = root_key(self.model.fingerprint, cache_salt)
-        for request in requests:
+        for request, waiter in zip(requests, waiters, strict=True):
             keys = block_keys(request.token_ids, self.config.kv_cache.block_size, root)
             self._scheduler.submit(request, time.monotonic(), keys)
-            self._waiting[request.request_id] = Waiter(request, events)
+            self._waiting[request.request_id] = waiter
             self.metrics.accepted(request)
         self._dispatch()
 
@@ -230,6 +242,7 @@ class PrefillService:
         if self._wake:
             self._wake.cancel()
             self._wake = None
+        self.hand_off.expire(time.monotonic())
         for assignment in self._scheduler.assign(time.monotonic()):
             self.metrics.dispatched(assignment.batch)
             for piece in assignment.batch.requests:
@@ -240,7 +253,9 @@ class PrefillService:
             task.add_done_callback(self._running.discard)
         now = time.monotonic()
         self.metrics.slots_changed(self._scheduler, now)
-        wake_at = self._scheduler.wake_at(now)
+        wake_at = min(
+            (at for at in (self._scheduler.wake_at(now), self.hand_off.wake_at()) if at is not None), default=None
+        )
         if wake_at is not None:
             self._wake = asyncio.get_running_loop().call_later(wake_at - now, self._dispatch)
 
@@ -276,11 +291,19 @@ class PrefillService:
             for token in tokens:
                 if client := self._waiting.get(token.request_id):
                     event = client.event(token, is_first=is_first)
-                    client.events.put_nowait(event)
+                    client.events.put_nowait(self._handed_off(group, client, event) if client.hands_off else event)
                     self.metrics.answered(client, event)
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False
+
+    def _handed_off(self, group: int, client: Waiter, event: TokenEvent) -> TokenEvent:
+        """The blocks of a prompt that has its token stay, unless that ends the answer, as in vLLM."""
+        if event.token.finish_reason != "length":
+            return event
+        self._scheduler.lend(client.request.request_id)
+        kept = self.hand_off.grant(group, client.request.request_id, client.request.num_tokens, client.cached_tokens)
+        return dataclasses.replace(event, handed_off=kept)
 
     def _lose(self, group: int, error: Exception) -> None:
         """A group that failed a batch is not trusted again; nobody waits for it, nor for what else it runs."""
@@ -289,6 +312,7 @@ class PrefillService:
         self._lost[group] = reason
         self.metrics.group_failed(group)
         self._scheduler.mark_down(group)
+        self.hand_off.lose(group)
         lost = Unavailable(f"group {group} failed: {reason}")
         for running in self._scheduler.in_flight(group):
             self._fail(running.requests, lost)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from asap_ray.batch import Request, Stamps, Token
 from asap_ray.errors import AsapError
+from asap_ray.kvcache.transfer_params import RemotePrefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class TokenEvent:
 
     token: Token
     ttft: Ttft | None = None
-    cached_tokens: int = 0  # of the prompt, found in the cache of its group
+    cached_tokens: int = 0  # of the prompt, that needed no computation here
+    handed_off: RemotePrefill | None = None  # with its last, if a decode instance is to go on
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class Waiter:
 
     request: Request
     events: asyncio.Queue[TokenEvent | AsapError]
+    hands_off: bool = False  # a decode instance goes on
     handed_s: float | None = None  # when a group was given its first piece
     cached_tokens: int = 0
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far

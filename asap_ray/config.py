@@ -46,6 +46,8 @@ class ServeConfig:
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
     ttft_objective_s: float = 5.0  # the paper's (5.1); only the lateness of first tokens is measured by it
     start_timeout_s: float = 180.0
+    lease_s: float = 60.0  # blocks wait so long for a decode instance from its last sign of life (docs/kvcache.md)
+    nixl_peer: str = ""  # side channel, HOST:PORT, of the vLLM that decodes; empty: hand-off through shared memory
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
@@ -53,6 +55,8 @@ class ServeConfig:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
+        if not self.lease_s > 0:
+            raise ConfigError(f"lease_s={self.lease_s} must be positive")
         if self.ttft_objective_s <= 0:
             raise ConfigError(f"ttft_objective_s={self.ttft_objective_s} must be positive")
         if self.orphan_timeout_s < MIN_ORPHAN_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -38,9 +39,8 @@ def serve(
     from asap_ray.actors.app import build_app
     from asap_ray.actors.running import running, wait_for_signal
 
+    refuse_both(context, config, _IN_CONFIG)
     if config:
-        if given := [name for name in _IN_CONFIG if _is_given(context, name)]:
-            raise ConfigError(f"--{given[0]} and --config were both given; write it into {config}")
         served = read_config(config)
     elif model:
         degrees = ParallelSpec(dp_groups=dp, tp=tp, moe_devices=ep)
@@ -52,6 +52,16 @@ def serve(
     with running(served, build_app(config_to(served)), host, port, address) as url:
         console.print(f"ready: {url} serves {served.model} with {served.parallel}")
         console.print(f"{wait_for_signal()}: stopping")
+
+
+def refuse_both(context: typer.Context, config: Path | None, options: Sequence[str]) -> None:
+    """An option that stands in a configuration file, and the file.
+
+    Raises:
+        ConfigError: names the first such option.
+    """
+    if config and (given := [name for name in options if _is_given(context, name)]):
+        raise ConfigError(f"--{given[0]} and --config were both given; write it into {config}")
 
 
 def _is_given(context: typer.Context, option: str) -> bool:

@@ -192,6 +192,10 @@ class DualBatchScheduler:
         """The first pass of a batch has ended well: its prompts can be found in the cache of its group."""
         self._prefixes.computed(batch)
 
+    def lend(self, request_id: str) -> None:
+        """The blocks of a prompt that runs outlive it: whoever asked for that releases them."""
+        self._prefixes.lend(request_id)
+
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended, well or not; its slot is free."""
         self._groups[group].in_flight.remove(batch)
