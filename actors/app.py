@@ -13,6 +13,7 @@ from typing import Any, Final
 import fastapi
 from ray import serve
 
+from asap_ray.actors.api_key import key_required
 from asap_ray.actors.frontend import build_api
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.prefill_instance import PrefillInstance
@@ -78,6 +79,7 @@ class Frontend:
 
     def __init__(self, args: dict[str, Any]) -> None:
         self._config = config_from(args)  # on the replica's event loop
+        key_required(self._config.api_key_from)  # refused before a device starts
         self._instance = PrefillInstance(self._config)
         self._service = PrefillService(self._config, served_model(self._config), self._instance)
         self._failure = ""

@@ -16,6 +16,8 @@ from asap_ray.strict import build
 DEVICES: Final = ("cpu",)
 """Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
 
+KEY_SOURCES: Final = ("env:", "file:")
+"""How `api_key_from` may start."""
 
 MIN_ORPHAN_S: Final = 30.0
 
@@ -34,6 +36,7 @@ class ServeConfig:
     prefill: PrefillSpec = field(default_factory=default_prefill)
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
+    api_key_from: str = ""  # env:NAME or file:PATH, read by the frontend; empty: everybody may ask
     device: str = "cpu"
     compute_type: RowType = RowType.FLOAT32
     threads: int = 1  # CPU threads of one device
@@ -54,6 +57,8 @@ class ServeConfig:
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "
                 "a frontend whose devices are slow to answer asks that seldom"
             )
+        if self.api_key_from and not self.api_key_from.startswith(KEY_SOURCES):
+            raise ConfigError("api_key_from must be env:NAME or file:PATH, where the key is; never the key itself")
         if self.max_answer_tokens < 1:
             raise ConfigError(f"max_answer_tokens={self.max_answer_tokens} must be at least 1, the first token")
         if self.max_queued_tokens < self.prefill.max_tokens:

@@ -20,6 +20,8 @@ from asap_ray.cli import main
         (["serve", "--model", "{model}", "--dp", "0"], "every degree must be at least 1"),
         (["serve", "--model", "{model}", "--ep", "9"], "moe_devices=9 exceeds num_experts=8"),
         (["serve", "--model", "{model}", "--device", "npu"], "device='npu' is not served yet"),
+        (["serve", "--model", "{model}", "--api-key-file", "/nowhere"], "no API key at file:/nowhere: No such file"),
+        (["replay", "--url", "http://127.0.0.1:9", "--api-key-file", "/nowhere"], "no API key at file:/nowhere"),
         (["replay"], "give either --url or --app"),
         (["replay", "--url", "http://127.0.0.1:9"], "ConnectError"),
         (["replay", "--url", "http://127.0.0.1:9", "--trace", "/nowhere"], "cannot read trace /nowhere"),
