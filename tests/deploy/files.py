@@ -18,8 +18,8 @@ DOCKERFILES: Final = sorted((DEPLOY / "docker").glob("*.Dockerfile"))
 SCRIPTS: Final = sorted(DEPLOY.glob("*/*.sh"))
 
 
-def serve_config(parsed: dict[str, Any]) -> ServeConfig:
-    """The instance of a Serve file with one application.
+def serve_configs(parsed: dict[str, Any]) -> dict[str, ServeConfig]:
+    """The instances of a Serve file, by the names of their applications.
 
     Raises:
         ValidationError: Ray refuses the file.
@@ -28,8 +28,10 @@ def serve_config(parsed: dict[str, Any]) -> ServeConfig:
     schema = ServeDeploySchema.model_validate(parsed)
     if ignored := list(_lost(parsed, schema.model_dump(), "")):
         raise ConfigError(f"unknown to Ray Serve: {', '.join(ignored)}")
-    (application,) = schema.applications
-    args = application.args
+    return {application.name: _instance(application.args) for application in schema.applications}
+
+
+def _instance(args: dict[str, Any]) -> ServeConfig:
     if args.get("device") == "npu" and "npu" not in DEVICES:  # the file says that it is not served yet
         args = args | {"device": "cpu"}
     return config_from(args)

@@ -12,7 +12,7 @@ import pytest
 import ray
 import yaml
 
-from tests.deploy.files import MANIFESTS, serve_config
+from tests.deploy.files import MANIFESTS, serve_configs
 from tests.deploy.rayservice import RayService
 
 KUBERNETES = kubernetes_validate.latest_version()
@@ -64,7 +64,7 @@ def test_pods_are_taken_by_kubernetes(file: Path) -> None:
 def test_the_served_instance_fits_the_places_of_one_pod(file: Path) -> None:
     """Devices share memory: one pod's NPUs, logical or the device plugin's, are as many as the instance has."""
     service = read(file)
-    config = serve_config(yaml.safe_load(service.spec.serveConfigV2))
+    config = serve_configs(yaml.safe_load(service.spec.serveConfigV2))["asap"]
     logical = [
         json.loads(json.loads(group.rayStartParams["resources"]))["NPU"]
         for group in service.spec.rayClusterConfig.groups
@@ -85,7 +85,7 @@ def test_the_served_instance_fits_the_places_of_one_pod(file: Path) -> None:
 def test_who_may_ask_is_said(file: Path) -> None:
     """Ray's token for Ray; for prompts a key from a secret, in every pod where the frontend may be."""
     service = read(file)
-    config = serve_config(yaml.safe_load(service.spec.serveConfigV2))
+    config = serve_configs(yaml.safe_load(service.spec.serveConfigV2))["asap"]
 
     assert (service.spec.rayClusterConfig.authOptions.mode, config.api_key_from) == ("token", "env:ASAP_API_KEY")
     assert [KEY in pod["spec"]["containers"][0]["env"] for pod in pods(service)] == [True] * len(pods(service))

@@ -12,7 +12,7 @@ from asap_ray.actors.app import build_app
 from asap_ray.cli.serve import read_config
 from asap_ray.errors import ConfigError
 from asap_ray.spec import paper
-from tests.deploy.files import DEPLOY, SERVE_FILES, serve_config
+from tests.deploy.files import DEPLOY, SERVE_FILES, serve_configs
 
 every_file = pytest.mark.parametrize("file", SERVE_FILES, ids=lambda file: file.stem)
 
@@ -25,12 +25,13 @@ def parsed(file: Path) -> dict[str, Any]:
 
 @every_file
 def test_a_serve_file_is_taken(file: Path) -> None:
-    """By Ray's schema and by our strict configuration; the application's name is its actors' prefix."""
-    (application,) = parsed(file)["applications"]
-    assert (serve_config(parsed(file)).name, application["import_path"]) == (
-        application["name"],
-        f"{build_app.__module__}:{build_app.__name__}",
-    )
+    """By Ray's schema and by our strict configuration; an application's name is its actors' prefix."""
+    configs = serve_configs(parsed(file))
+
+    assert [config.name for config in configs.values()] == list(configs)
+    assert {each["import_path"] for each in parsed(file)["applications"]} == {
+        f"{build_app.__module__}:{build_app.__name__}"
+    }
 
 
 @every_file
@@ -41,7 +42,7 @@ def test_a_serve_file_listens_on_the_loopback(file: Path) -> None:
 
 def test_the_supernode_is_the_papers_instance() -> None:
     """Table 1, as the simulator has it."""
-    config = serve_config(parsed(DEPLOY / "serve/supernode.yaml"))
+    config = serve_configs(parsed(DEPLOY / "serve/supernode.yaml"))["asap"]
 
     assert (config.parallel, config.prefill) == (paper().parallel, paper().prefill)
 
@@ -65,7 +66,7 @@ def test_a_misspelt_key_is_refused(where: tuple[str | int, ...], message: str) -
     inside["misspelt"] = 1
 
     with pytest.raises(ConfigError, match=message):
-        serve_config(toy)
+        serve_configs(toy)
 
 
 def test_systemds_configuration_is_taken() -> None:
