@@ -76,21 +76,27 @@ def prompt(client: httpx.Client) -> str:
 
 def test_an_instance_that_is_not_ready_gets_no_prompt(tmp_path: Path) -> None:
     """Its port is open and it would answer; GET /ready says 503, once two checks have asked."""
-    with instance("zero", is_ready=False) as zero, instance("one", is_ready=True) as one:
-        with balanced(tmp_path, zero, one) as client:
-            last = [prompt(client)]
-            while last[-3:] != ["one", "one", "one"]:  # servers are taken for up until the first checks
-                last.append(prompt(client))
-            answers = {prompt(client) for _ in range(20)}
+    with (
+        instance("zero", is_ready=False) as zero,
+        instance("one", is_ready=True) as one,
+        balanced(tmp_path, zero, one) as client,
+    ):
+        last = [prompt(client)]
+        while last[-3:] != ["one", "one", "one"]:  # servers are taken for up until the first checks
+            last.append(prompt(client))
+        answers = {prompt(client) for _ in range(20)}
 
     assert answers == {"one"}
 
 
 def test_two_ready_instances_share_the_prompts(tmp_path: Path) -> None:
     """Equal loads go to both."""
-    with instance("zero", is_ready=True) as zero, instance("one", is_ready=True) as one:
-        with balanced(tmp_path, zero, one) as client:
-            prompt(client)
-            answers = {prompt(client) for _ in range(20)}
+    with (
+        instance("zero", is_ready=True) as zero,
+        instance("one", is_ready=True) as one,
+        balanced(tmp_path, zero, one) as client,
+    ):
+        prompt(client)
+        answers = {prompt(client) for _ in range(20)}
 
     assert answers == {"zero", "one"}
