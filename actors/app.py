@@ -22,7 +22,7 @@ from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
-from asap_ray.errors import AsapError, DeviceLost
+from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.model import load_model
 from asap_ray.scheduler.policies import policy_of
@@ -78,6 +78,10 @@ class Frontend:
     """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
 
     def __init__(self, args: dict[str, Any]) -> None:
+        if (replicas := serve.get_replica_context().world_size) > 1:
+            raise ConfigError(
+                f"num_replicas={replicas} must be 1: more instances are more applications (docs/deploy.md)"
+            )
         self._config = config_from(args)  # on the replica's event loop
         key_required(self._config.api_key_from)  # refused before a device starts
         self._instance = PrefillInstance(self._config)
