@@ -50,11 +50,17 @@ class PrefillInstance:
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
         self._placement_id: Any = None
         self._start_by_s = 0.0
+        self._num_blocks = 0
 
     @property
     def num_groups(self) -> int:
         """D."""
         return self._config.parallel.dp_groups
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
+        return self._num_blocks
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
@@ -185,7 +191,10 @@ class PrefillInstance:
 
     async def _registrations(self, timeout_s: float) -> dict[str, tuple[Registration, ...]]:
         replies = await self._demand(self._names, "register", timeout_s)
-        return {name: decode(Registrations, reply).devices for name, reply in replies.items()}
+        registered = {name: decode(Registrations, reply).devices for name, reply in replies.items()}
+        ranks = [rank for name in group_names(self._config) for rank in registered[name]]
+        self._num_blocks = min(rank.num_blocks for rank in ranks)
+        return registered
 
     async def _warm(self) -> None:
         """One batch through every group; every layer of it sends to every MoE device, as good as surely rows."""
