@@ -13,6 +13,7 @@ from typing import Any, Final
 import fastapi
 from ray import serve
 
+from asap_ray.actors.api_key import key_required
 from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
 from asap_ray.actors.frontend_metrics import FrontendMetrics
@@ -25,7 +26,7 @@ from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
-from asap_ray.errors import AsapError, DeviceLost
+from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.model import load_model
 from asap_ray.scheduler.policies import policy_of
@@ -88,7 +89,12 @@ class Frontend:
     """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
 
     def __init__(self, args: dict[str, Any]) -> None:
+        if (replicas := serve.get_replica_context().world_size) > 1:
+            raise ConfigError(
+                f"num_replicas={replicas} must be 1: more instances are more applications (docs/deploy.md)"
+            )
         self._config = config_from(args)  # on the replica's event loop
+        key_required(self._config.api_key_from)  # refused before a device starts
         self._instance = PrefillInstance(self._config)
         model = served_model(self._config)
         self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))

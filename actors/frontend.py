@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import ClientDisconnect
 
 from asap_ray import __version__
+from asap_ray.actors.api_key import key_required
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import add_error_handlers, error_of
 from asap_ray.actors.limits import Limits
@@ -79,8 +80,13 @@ class Service(Protocol):
 
 
 def build_api(service: Service) -> FastAPI:
-    """The application; `service` must live on the loop that serves it. Ray Serve echoes `X-Request-Id`."""
-    api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None)
+    """The application; `service` must live on the loop that serves it. Ray Serve echoes `X-Request-Id`.
+
+    Raises:
+        ConfigError: there is no API key where the configuration says.
+    """
+    key = key_required(service.config.api_key_from)
+    api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None, dependencies=key)
     routes = Routes(service)
     api.add_api_route("/v1/completions", routes.completions, methods=["POST"])
     api.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])

@@ -42,6 +42,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 """Fields that change the answer, with the values that do not."""
 
 _TYPES: Final = {
+    HTTPStatus.UNAUTHORIZED: ("invalid_request_error", "invalid_api_key"),
     HTTPStatus.TOO_MANY_REQUESTS: ("rate_limit_error", "queue_full"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("unavailable_error", "not_ready"),
     HTTPStatus.INTERNAL_SERVER_ERROR: ("server_error", "internal_error"),

@@ -16,6 +16,8 @@ from asap_ray.strict import build
 DEVICES: Final = ("cpu",)
 """Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
 
+KEY_SOURCES: Final = ("env:", "file:")
+"""How `api_key_from` may start."""
 
 MIN_ORPHAN_S: Final = 30.0
 
@@ -36,6 +38,7 @@ class ServeConfig:
     device_memory_bytes: int | None = None  # of one device; None: its share of most of the node's (docs/kvcache.md)
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
+    api_key_from: str = ""  # env:NAME or file:PATH, read by the frontend; empty: everybody may ask
     device: str = "cpu"
     compute_type: RowType = RowType.FLOAT32
     expert_type: ExpertType = ExpertType.FLOAT
@@ -64,6 +67,8 @@ class ServeConfig:
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "
                 "a frontend whose devices are slow to answer asks that seldom"
             )
+        if self.api_key_from and not self.api_key_from.startswith(KEY_SOURCES):
+            raise ConfigError("api_key_from must be env:NAME or file:PATH, where the key is; never the key itself")
         if self.device_memory_bytes is not None and self.device_memory_bytes < 1:
             raise ConfigError(f"device_memory_bytes={self.device_memory_bytes} must be at least 1")
         if self.max_answer_tokens < 1:

@@ -23,6 +23,8 @@ from asap_ray.cli import main
         (["decode"], "nothing to decode: give --model DIR"),
         (["decode", "--config", "x.yaml", "--name", "d"], "--name and --config were both given"),
         (["decode", "--model", "/nowhere"], "/nowhere/config.json does not exist"),
+        (["serve", "--model", "{model}", "--api-key-file", "/nowhere"], "no API key at file:/nowhere: No such file"),
+        (["replay", "--url", "http://127.0.0.1:9", "--api-key-file", "/nowhere"], "no API key at file:/nowhere"),
         (["replay"], "give either --url or --app"),
         (["replay", "--url", "http://127.0.0.1:9"], "ConnectError"),
         (["replay", "--url", "http://127.0.0.1:9", "--trace", "/nowhere"], "cannot read trace /nowhere"),
