@@ -233,18 +233,17 @@ class HostMoE:
         self._layout = layout_of(self._instance)
         self._moe_device = moe_device
         self._epoch = time.time_ns()
-        experts = self._instance.experts_of(moe_device)
+        mine = self._instance.experts_of(moe_device)
         self.stage: MoEStage
         if config.expert_type is ExpertType.INT8:
-            self.stage = model.int8_expert_stage(experts)
+            self.stage = model.int8_expert_stage(mine)
         else:
-            self.stage = model.expert_stage(experts, DTYPES[config.compute_type])
+            self.stage = model.expert_stage(mine, DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
         self._recording = Recording(Source(role=Role.MOE, index=moe_device))
         self._laps = experts.Streams.of(self.runtime, self._recording.stream)
-        mine = self._instance.experts_of(moe_device)
         self._received = Received(len(mine), self._instance.model.num_layers)
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
