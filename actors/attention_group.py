@@ -10,15 +10,16 @@ from typing import Any, Final
 
 import ray
 from ray.util.placement_group import get_current_placement_group
-from torch._C._distributed_c10d import TCPStore
 
 from asap_ray.actors.chunk_order import ChunkOrder
+from asap_ray.actors.device_metrics import RankMetrics
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.page_owner import PageOwner
 from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
-from asap_ray.backends.gloo import GlooCollective, SoloCollective
+from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store, open_store
 from asap_ray.backends.host import HostAttention
 from asap_ray.backends.ports import open_ports
 from asap_ray.batch import Batch, Stamps, Token
@@ -26,9 +27,8 @@ from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
 from asap_ray.models.model import load_model
 from asap_ray.protocol import BatchQueue, Collective
-
-_LOCALHOST: Final = "127.0.0.1"
-"""The ranks of a group share a bundle, and a bundle never spans nodes."""
+from asap_ray.totals import GroupTotals
+from asap_ray.tracks import Timeline
 
 _STOP_S: Final = 5.0
 
@@ -42,6 +42,9 @@ class GroupRank:
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._attention = HostAttention(served, model, group, self.collective, epoch, open_ports(served))
+        self._metrics = RankMetrics(
+            RayExporter(app=served.name, dp_group=str(group), tp_rank=str(rank)), self._attention.totals
+        )
         self.runtime = self._attention.runtime
         self._loop: Loop | None = None
 
@@ -59,12 +62,21 @@ class GroupRank:
         self._loop = Loop(lambda: self._attention.serve(door), on_end)
 
     def state(self) -> str:
-        """`joining`, `serving`, `stopped`, or what failed."""
+        """`joining`, `serving`, `stopped`, or what failed; reports metrics."""
+        self._metrics.report()
         return self._loop.state if self._loop else "joining"
 
     def duty(self) -> bytes:
         """Totals of this rank's compute stream."""
         return encode(self._attention.duty)
+
+    def timeline(self, last_s: float) -> bytes:
+        """The spans of this rank in the last seconds (`Timeline`)."""
+        return encode(self._attention.timeline(last_s))
+
+    def totals(self) -> bytes:
+        """What this rank has counted since its start, as the `GroupTotals` of one rank."""
+        return encode(GroupTotals(ranks=(self._attention.totals(),)))
 
     def stop(self) -> None:
         """End the loop."""
@@ -80,7 +92,7 @@ class AttentionGroup:
         served = decode(ServeConfig, config)
         self._streams: dict[tuple[str, int], asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
-        self._store = store = TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
+        self._store = store = open_store()
         placement = get_current_placement_group()
         assert placement is not None, "a group runs in a bundle"
         home = bundle(placement, group)
@@ -149,6 +161,16 @@ class AttentionGroup:
         """Totals of rank 0's compute stream."""
         return self._rank.duty()
 
+    async def timeline(self, last_s: float) -> bytes:
+        """The spans of its ranks in the last seconds (`Timeline`)."""
+        replies = [self._rank.timeline(last_s), *[await each.timeline.remote(last_s) for each in self._followers]]
+        return encode(Timeline.of(decode(Timeline, reply) for reply in replies))
+
+    async def totals(self) -> bytes:
+        """What its ranks have counted since their start (`GroupTotals`)."""
+        replies = [self._rank.totals(), *[await follower.totals.remote() for follower in self._followers]]
+        return encode(GroupTotals(ranks=tuple(rank for reply in replies for rank in decode(GroupTotals, reply).ranks)))
+
     async def stop(self, frontend: str) -> bool:
         """End the loops, unless another frontend uses them; whether they ended. Running batches fail."""
         if not self._lease.release(frontend):
@@ -188,5 +210,5 @@ def _key(batch: Batch) -> tuple[str, int]:
 def _collective(served: ServeConfig, rank: int, port: int) -> Collective:
     if served.parallel.tp == 1:
         return SoloCollective()
-    store = TCPStore(_LOCALHOST, port, is_master=False)
+    store = find_store(port)
     return GlooCollective(store, rank, served.parallel.tp, served.prefill.deadline_s, served.start_timeout_s)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from asap_ray.actors.device_metrics import DeviceMetrics
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
-from asap_ray.backends.host import HostMoE
+from asap_ray.backends.host import HostMoE, instance_of
 from asap_ray.backends.ports import open_ports
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
@@ -23,6 +25,11 @@ class MoEDevice:
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._moe = HostMoE(served, model, moe_device, open_ports(served))
+        self._metrics = DeviceMetrics(
+            RayExporter(app=served.name, moe_device=str(moe_device)),
+            self._moe.totals,
+            instance_of(served, model).experts_of(moe_device),
+        )
         self._loop: Loop | None = None
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 
@@ -36,13 +43,22 @@ class MoEDevice:
         self._loop = Loop(self._moe.serve)
 
     def state(self, frontend: str) -> str:
-        """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease."""
+        """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease, and reports metrics."""
         self._lease.renew(frontend)
+        self._metrics.report()
         return self._loop.state if self._loop else "joining"
 
     def duty(self) -> bytes:
         """Totals of the compute stream."""
         return encode(self._moe.duty)
+
+    def timeline(self, last_s: float) -> bytes:
+        """The spans of its streams in the last seconds (`Timeline`)."""
+        return encode(self._moe.timeline(last_s))
+
+    def totals(self) -> bytes:
+        """What it has counted since its start (`DeviceTotals`)."""
+        return encode(self._moe.totals())
 
     def stop(self, frontend: str) -> bool:
         """End the streams, unless another frontend uses them; whether they ended."""

@@ -16,11 +16,13 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
+from asap_ray.actors.vitals import SERVING, Vitals
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import ConfigError, DeviceLost, Unavailable
-from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
+from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
+from asap_ray.tracks import Timeline
 
 NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
@@ -47,10 +49,12 @@ class PrefillInstance:
         self._names = group_names(config) + device_names(config)
         self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
+        self.vitals = Vitals.of(self._names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
         self._placement_id: Any = None
         self._start_by_s = 0.0
         self._num_blocks = 0
+        self._pages: list[tuple[Pages, ...]] = []
 
     @property
     def num_groups(self) -> int:
@@ -61,6 +65,10 @@ class PrefillInstance:
     def num_blocks(self) -> int:
         """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
         return self._num_blocks
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """Where the KV cache of a group's ranks lies, once they serve."""
+        return self._pages[group]
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
@@ -75,7 +83,7 @@ class PrefillInstance:
         """
         self._start_by_s = asyncio.get_running_loop().time() + self._config.start_timeout_s
         try:
-            if not await self._attach():
+            if not (has_attached := await self._attach()):
                 await clear_instance(self._config.name)
                 await self._create()
                 await self._join()
@@ -85,6 +93,7 @@ class PrefillInstance:
             await self._clear_own()
             raise
         self._missing = ()
+        self.vitals.started("attached" if has_attached else "created", self._config.start_timeout_s - self._left_s())
 
     async def watch(self) -> None:
         """Look after the devices until one is lost; then stop the groups, so that no request waits for it.
@@ -119,6 +128,11 @@ class PrefillInstance:
         replies = await self._ask(self._names, "duty", timeout_s=_ANSWER_S)
         return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
+    async def timeline(self, last_s: float) -> Timeline:
+        """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
+        replies = await self._ask(self._names, "timeline", last_s, timeout_s=_ANSWER_S)
+        return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
+
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""
         self._missing = ("the instance is stopping",)
@@ -139,7 +153,8 @@ class PrefillInstance:
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
         states = await self._ask(self._names, "state", self._id, timeout_s=_ANSWER_S)
-        return tuple(f"{name} ({state})" for name, state in states.items() if state != "serving")
+        self.vitals.saw(states)
+        return tuple(f"{name} ({state})" for name, state in states.items() if state != SERVING)
 
     async def _attach(self) -> bool:
         """Whether every device is there, serves, and was built from this very configuration and checkpoint."""
@@ -194,6 +209,9 @@ class PrefillInstance:
         registered = {name: decode(Registrations, reply).devices for name, reply in replies.items()}
         ranks = [rank for name in group_names(self._config) for rank in registered[name]]
         self._num_blocks = min(rank.num_blocks for rank in ranks)
+        self._pages = [
+            tuple(rank.pages for rank in registered[name] if rank.pages) for name in group_names(self._config)
+        ]
         return registered
 
     async def _warm(self) -> None:
@@ -222,7 +240,7 @@ class PrefillInstance:
             raise Unavailable(f"{method}: " + "; ".join(f"{name}: {reply}" for name, reply in refused.items()))
         return replies
 
-    async def _ask(self, names: list[str], method: str, *args: bytes | str, timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, names: list[str], method: str, *args: bytes | str | float, timeout_s: float) -> dict[str, Any]:
         """Call a method on several actors; a `Refusal` stands for an answer that did not come."""
         answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
         return dict(zip(names, answers, strict=True))

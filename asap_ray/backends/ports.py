@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-import torch
-
 from asap_ray.config import ServeConfig
 from asap_ray.messages import Registration
 from asap_ray.models.model import Model
@@ -40,8 +38,8 @@ class Ports(Protocol):
     def moe(self, **endpoint: Any) -> Any:
         """The MoE side of the primitives, of one device."""
 
-    def experts(self, model: Model, instance: Instance, moe_device: int, dtype: torch.dtype) -> MoEStage:
-        """The experts of one device; rows are of the type `dtype`."""
+    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
+        """The experts of one device."""
 
 
 def require_device(config: ServeConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from asap_ray.cli.key_option import ApiKeyFile, key_source
 from asap_ray.errors import ConfigError
 
 
@@ -28,9 +29,12 @@ def replay(
     seed: Annotated[int, typer.Option(help="Of prompts, arrivals and spreading.")] = 0,
     slo: Annotated[float, typer.Option(help="TTFT objective in seconds (5 in the paper).")] = 5.0,
     timeout: Annotated[float, typer.Option(help="Longest wait for one answer, seconds.")] = 600.0,
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace of its end for Perfetto here.")] = None,
     out: Annotated[Path, typer.Option(help="Directory of replay.json and replay.html.")] = Path("replay"),
+    api_key_file: ApiKeyFile = None,
 ) -> None:
     """Replay a trace open loop: every request goes out when the trace says so; write a table and a report."""
+    from asap_ray.actors.api_key import read_key
     from asap_ray.actors.replay_job import Job, app_endpoint, http_endpoint
     from asap_ray.workload.shaping import Shaping
 
@@ -54,5 +58,8 @@ def replay(
         timeout_s=timeout,
         slo_s=slo,
         out=out,
+        timeline=timeline,
     )
-    job.run(http_endpoint(url) if url else app_endpoint(str(app), address))
+    source = key_source(api_key_file)
+    key = read_key(source) if source else ""
+    job.run(http_endpoint(url, key) if url else app_endpoint(str(app), address))

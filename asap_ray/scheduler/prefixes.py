@@ -25,6 +25,7 @@ class _Prompt:
     group: int | None = None  # that holds its blocks
     num_running: int = 0  # pieces in flight
     is_over: bool = False  # no piece is to come
+    is_lent: bool = False  # its blocks are another's to let go
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,10 @@ class Prefixes:
             if prompt.group is not None:
                 self.caches[prompt.group].publish(piece.request_id, piece.past_tokens + piece.num_tokens)
 
+    def lend(self, request_id: str) -> None:
+        """The blocks of a prompt that runs outlive it: whoever asked for that releases them (`kvcache.handoff`)."""
+        self._prompts[request_id].is_lent = True
+
     def ended(self, batch: Batch) -> None:
         """A batch is over, well or not. Of a group that was lost meanwhile nothing more is to come."""
         for piece, prompt in self._known(batch):
@@ -192,6 +197,6 @@ class Prefixes:
             del self._prompts[prompt.request.request_id]
 
     def _release(self, prompt: _Prompt) -> None:
-        if prompt.group is not None:
+        if prompt.group is not None and not prompt.is_lent:
             self.caches[prompt.group].release(prompt.request.request_id)
             prompt.group = None

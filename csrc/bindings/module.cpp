@@ -129,6 +129,7 @@ void bind_attention(py::module_& m) {
            py::arg("hidden"), py::arg("expert_ids"), py::arg("weights"), py::arg("timeout_s"))
       .def("async_combine_recv", &combine_recv, py::arg("slot"), py::arg("out"),
            py::arg("timeout_s"))
+      .def_property_readonly("backpressure_s", &AttentionComm::backpressure_s)
       .def("abort", &AttentionComm::abort);
 }
 
@@ -138,6 +139,8 @@ void bind_moe(py::module_& m) {
       .def_readonly("slot", &Item::slot)
       .def_readonly("layer", &Item::layer)
       .def_readonly("sequence", &Item::sequence)
+      .def_readonly("found_s", &Item::found_s)
+      .def_readonly("num_tokens", &Item::num_tokens)
       .def_readonly("num_rows", &Item::num_rows)
       .def_property_readonly("num_rows_E", &item_num_rows_E)
       .def_property_readonly("rows", &item_rows);

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from asap_ray.actors.app import build_app
+from asap_ray.actors.app import Frontend, build_app
 from asap_ray.actors.replay_job import Endpoint, app_endpoint
 from asap_ray.config import ServeConfig, config_to
 
@@ -55,6 +55,22 @@ def test_an_answer_or_a_refusal_comes_back(run: Run, app_name: str, prompt: list
     assert (reply.status, len(first_tokens), error in (reply.error or "")) == (status, int(status == 200), True)
 
 
+def test_the_application_gives_its_timeline(run: Run, app_name: str) -> None:
+    """A group with one stream, a MoE device with three."""
+
+    async def ask() -> Any:
+        async with app_endpoint(app_name, "auto") as endpoint:
+            await until_ready(endpoint)
+            return await endpoint.timeline(60.0)
+
+    tracks = run(ask()).tracks
+
+    assert [(track.source.name, track.stream) for track in tracks if track.spans] == [
+        ("attention 0 rank 0", "attention"),
+        *(("moe 0", stream) for stream in ("receive", "compute", "send")),
+    ]
+
+
 def test_the_application_says_what_it_serves_and_how_busy_it_is(run: Run, app_name: str) -> None:
     """A replay needs the vocabulary, the longest prompt and the devices' totals."""
 
@@ -67,3 +83,15 @@ def test_the_application_says_what_it_serves_and_how_busy_it_is(run: Run, app_na
 
     assert (model.name, model.vocab_size, model.max_model_len) == ("tiny", 512, 256)
     assert devices == ["attention:0", "moe:0"]
+
+
+def test_two_replicas_of_one_application_are_refused(make_config: Callable[..., ServeConfig]) -> None:
+    """They would share one set of devices; both schedulers would think it theirs."""
+    two: Any = Frontend
+    once = two.options(num_replicas=2, max_constructor_retry_count=1)
+    with pytest.raises(RuntimeError, match="Deploying application twice failed"):
+        serve.run(once.bind(config_to(make_config("twice", 1, 1, 1))), name="twice", route_prefix=None)
+    why = serve.status().applications["twice"].deployments["Frontend"].message
+    serve.delete("twice")
+
+    assert "num_replicas=2 must be 1: more instances are more applications" in why

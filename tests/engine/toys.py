@@ -27,9 +27,13 @@ from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.engine import attention, experts, instance
 from asap_ray.errors import Closed
+from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import Instance, RowType
+from asap_ray.telemetry.received import Received
+from asap_ray.telemetry.recording import Recordings
+from asap_ray.tracks import Role, Source
 from tests.csrc.kinds import HostKind, Kind
 
 HIDDEN = 16
@@ -156,6 +160,8 @@ class ToyInstance:
         self._runtime = ThreadRuntime()
         self._loops = loops
         self.doors: list[Door] = []
+        self.received: list[Received] = []
+        self.recordings = Recordings()
         ranks, devices = self._build(toy, delay_s, passes)
         self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
         self._thread.start()
@@ -218,7 +224,9 @@ class ToyInstance:
                 if degrees.tp > 1:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
                 stage = ToyAttention(toy, collective, delay_s, passes)
-                ranks.append(attention.Rank(self._runtime, comm, stage, door))
+                recorder = self.recordings.device(Source(role=Role.ATTENTION, index=i, tp_rank=j))
+                laps = Laps[attention.Flight](self._runtime.now, State.IDLE, recorder("attention"))
+                ranks.append(attention.Rank(self._runtime, comm, stage, door, laps))
         for e in range(degrees.moe_devices):
             moe_port = self._kind.device(
                 whole,
@@ -230,8 +238,12 @@ class ToyInstance:
                 epochs=[1] * degrees.dp_groups,
             )
             self._runtime.on_close(moe_port.abort)
-            moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)
-            devices.append(experts.Device(self._runtime, moe_comm, ToyExperts(toy, e, delay_s)))
+            received = Received(len(whole.experts_of(e)), whole.model.num_layers)
+            self.received.append(received)
+            moe_comm = HostMoEComm(moe_port, received, torch.float32, limits.deadline_s)
+            stage = ToyExperts(toy, e, delay_s)
+            streams = experts.Streams.of(self._runtime, self.recordings.device(Source(role=Role.MOE, index=e)))
+            devices.append(experts.Device(self._runtime, moe_comm, stage, streams))
         return ranks, devices
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -179,14 +180,14 @@ KERNELS: Final = {
 
 
 def _define() -> torch.library.Library:
-    library = torch.library.Library("asap", "DEF")
+    library = torch.library.Library("asap", "DEF")  # type: ignore[no-untyped-call]
     names = [schema.partition("(")[0] for schema in SCHEMAS]
     for schema in SCHEMAS:
-        library.define(schema)
+        library.define(schema)  # type: ignore[no-untyped-call]
     for key, kernels in KERNELS.items():
         for name, kernel in zip(names, kernels, strict=True):
-            library.impl(name, kernel, key)
-    metas = (
+            library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+    metas: tuple[Callable[..., Any], ...] = (
         lambda hidden, *_: _anchor(hidden),
         _take_meta,
         lambda results, *_: _anchor(results),

@@ -8,18 +8,17 @@ import dataclasses
 import os
 from typing import Any, Final
 
-import torch
-
 from asap_ray import _native
 from asap_ray.backends.ascend.toolkit import open_die, require
-from asap_ray.backends.host import HostMoEComm
+from asap_ray.backends.host import DTYPES, HostMoEComm
 from asap_ray.config import ServeConfig
+from asap_ray.errors import ConfigError
 from asap_ray.layout import layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
 from asap_ray.protocol import MoEStage
-from asap_ray.spec import Instance
+from asap_ray.spec import ExpertType, Instance
 
 _NO_FILE: Final = -1
 
@@ -30,6 +29,8 @@ def require_device(config: ServeConfig) -> None:
     Raises:
         ConfigError: the text says what is missing.
     """
+    if config.expert_type is not ExpertType.FLOAT:
+        raise ConfigError(f"expert_type={config.expert_type} with device={config.device!r}: only float is there yet")
     require(config.kernels)
 
 
@@ -98,9 +99,9 @@ class AscendPorts:
         del endpoint["compute_type"]
         return _native.ascend.MoEComm(die=self._die, **endpoint)
 
-    def experts(self, model: Model, instance: Instance, moe_device: int, dtype: torch.dtype) -> MoEStage:
+    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
         """See `Ports`; the weights are copied to the die once."""
-        gate_up_LEJH, down_LEHI = model.expert_weights(instance.experts_of(moe_device), dtype)
+        gate_up_LEJH, down_LEHI = model.expert_weights(instance.experts_of(moe_device), DTYPES[config.compute_type])
         kernel = _native.ascend.SuperKernel(
             die=self._die,
             layout=_native.Layout(**dataclasses.asdict(layout_of(instance))),

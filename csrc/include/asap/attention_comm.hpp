@@ -44,6 +44,10 @@ class AttentionComm {
   // Rows the slot's message has, and so `out` must have.
   std::int64_t num_tokens(std::int64_t slot) const;
 
+  // Seconds that async_dispatch_send has waited for room on each MoE device, by e. A wait for
+  // several devices is divided among them, so the sum is the time waited. For any thread.
+  std::vector<double> backpressure_s() const;
+
   // Every wait, present or later, throws Closed within 60 ms.
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
 
@@ -72,6 +76,7 @@ class AttentionComm {
   bool has_room(std::int64_t slot, std::int64_t moe_device) const;
   void await_room(std::int64_t slot, const std::vector<std::int64_t>& devices,
                   const Deadline& deadline);
+  void count_wait(const std::vector<std::int64_t>& devices, double seconds);
   void write_rows(const Send& send, std::span<const std::int64_t> devices);
   void write_header(std::int64_t slot, std::int64_t moe_device);
   void begin_message(std::int64_t slot, std::int64_t layer, const Choices& choices);
@@ -88,6 +93,7 @@ class AttentionComm {
   const AttentionView view_;
   std::vector<MoEView> moe_;
   std::vector<Slot> slots_;
+  std::vector<std::atomic<double>> backpressure_s_;  // by e; the sending thread alone writes
   std::atomic<bool> aborted_{false};
 };
 
