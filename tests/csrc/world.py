@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -84,10 +85,11 @@ class World:
             [_native.SharedBuffer.create(f"attention-{i}-{j}", self.layout.attention_bytes) for j in range(tp)]
             for i in range(dp_groups)
         ]
-        self.ranks = [[self.open_rank(i, j, EPOCH) for j in range(tp)] for i in range(dp_groups)]
+        self.epochs = [EPOCH] * dp_groups
+        self.ranks = [[self.open_rank(i, j) for j in range(tp)] for i in range(dp_groups)]
         self.devices = [self.open_device(e) for e in range(moe_devices)]
 
-    def open_rank(self, i: int, j: int, epoch: int) -> _native.AttentionComm:
+    def open_rank(self, i: int, j: int) -> _native.AttentionComm:
         prefill = self.instance.prefill
         return _native.AttentionComm(
             layout=self.native_layout,
@@ -95,7 +97,7 @@ class World:
             moe_buffers=self.moe_buffers,
             dp_group=i,
             tp_rank=j,
-            epoch=epoch,
+            epoch=self.epochs[i],
             row_type=prefill.row_type,
             combine=prefill.combine,
         )
@@ -107,11 +109,29 @@ class World:
             buffer=self.moe_buffers[e],
             attention_buffers=self.attention_buffers,
             moe_device=e,
-            epochs=[EPOCH] * self.layout.dp_groups,
+            epochs=self.epochs,
             row_type=prefill.row_type,
             compute_type=self.compute_type,
             combine=prefill.combine,
         )
+
+    def restart_device(self, e: int) -> None:
+        """Device e is dead: another with a buffer of its own, and every rank hears of it."""
+        self.moe_buffers[e] = _native.SharedBuffer.create(f"moe-{e}", self.layout.moe_bytes)
+        self.devices[e] = self.open_device(e)
+        for rank in itertools.chain.from_iterable(self.ranks):
+            rank.replace_device(e, self.moe_buffers[e])
+
+    def restart_group(self, i: int) -> None:
+        """Group i is dead: another with buffers and an epoch of its own, of which every device hears first."""
+        self.epochs[i] += 1
+        ranks = range(self.layout.tp)
+        self.attention_buffers[i] = [
+            _native.SharedBuffer.create(f"attention-{i}-{j}", self.layout.attention_bytes) for j in ranks
+        ]
+        for device in self.devices:
+            device.replace_group(i, self.attention_buffers[i], self.epochs[i])
+        self.ranks[i] = [self.open_rank(i, j) for j in ranks]
 
     def tokens(self, num_tokens: int, seed: int = 0) -> Tokens:
         rng = np.random.default_rng(seed)
