@@ -213,11 +213,12 @@ def test_a_new_group_is_served_beside_the_rows_of_the_old_one(world: World) -> N
     item = world.devices[0].async_dispatch_recv(PATIENCE_S)
     world.restart_group(0)
     tokens = world.tokens(4, seed=2)
-    world.send(tokens)
+    sending = Calling(lambda: world.send(tokens))
 
     world.devices[0].async_combine_send(item, item.rows)
     for e in (0, 1):
         world.serve(e)
+    sending.result()
 
     np.testing.assert_array_equal(world.receive(4), tokens.expected)
 
