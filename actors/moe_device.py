@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from asap_ray.actors.lease import Lease, end_instance
@@ -23,6 +24,7 @@ class MoEDevice:
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._moe = HostMoE(served, model, moe_device)
         self._loop: Loop | None = None
+        self._joining = threading.Lock()
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 
     def register(self) -> bytes:
@@ -30,14 +32,27 @@ class MoEDevice:
         return encode(Registrations((self._moe.registration(self._fingerprint),)))
 
     def serve(self, ranks: bytes) -> None:
-        """Open the buffers of all attention ranks and start the streams."""
-        self._moe.connect(decode(Registrations, ranks).devices)
-        self._loop = Loop(self._moe.serve)
+        """Open the buffers of all attention ranks and start the streams; once, whoever asks again."""
+        with self._joining:
+            if self._loop is None:
+                self._moe.connect(decode(Registrations, ranks).devices)
+                self._loop = Loop(self._moe.serve)
+
+    def replace_group(self, ranks: bytes) -> None:
+        """A group died: drop what it left, and serve its successor."""
+        if self._loop:  # else it will be told with `serve`
+            self._moe.replace_group(decode(Registrations, ranks).devices)
 
     def state(self, frontend: str) -> str:
         """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease."""
         self._lease.renew(frontend)
         return self._loop.state if self._loop else "joining"
+
+    def ended(self) -> str:
+        """Wait until the streams end; what ended them."""
+        assert self._loop is not None, "it has yet to serve"
+        self._loop.join()
+        return self._loop.state
 
     def duty(self) -> bytes:
         """Totals of the compute stream."""

@@ -1,12 +1,13 @@
-"""A prefill instance as its frontend sees it: detached actors, found by name or started (3.1)."""
+"""A prefill instance as its frontend sees it: detached actors, found by name or started, replaced when lost (3.1)."""
 
 from __future__ import annotations
 
 import array
 import asyncio
 import contextlib
+import logging
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import ray
@@ -14,11 +15,12 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from asap_ray.actors.attention_group import AttentionGroup
+from asap_ray.actors.losses import MAX_RESTARTS, RESTARTS_S, Change, Losses, end_processes
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
-from asap_ray.errors import ConfigError, DeviceLost, Unavailable
+from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
 
@@ -31,6 +33,8 @@ _POLL_S: Final = 0.05
 _WARM_TOKENS: Final = 16
 """Of the warm-up prompt, for every pair of a rank and a MoE device."""
 
+_log = logging.getLogger(__name__)
+
 _ANSWER_S: Final = 10.0
 """A device that does not answer a control call for this long is taken for lost."""
 
@@ -39,7 +43,8 @@ class PrefillInstance:
     """The D groups and E devices of one instance, as one frontend sees them.
 
     They are detached: a frontend that dies leaves them serving, and the next one attaches to them
-    without loading weights again. The last one that leaves ends them, or their lease does.
+    without loading weights again. The last one that leaves ends them, or their lease does. One that is
+    lost is started again by Ray and joined to the others by `watch` (ADR 0007).
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -48,6 +53,9 @@ class PrefillInstance:
         self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
+        self._registered: dict[str, tuple[Registration, ...]] = {}
+        self._losses = Losses(self._end_of)
+        self._is_recovering = False
         self._placement_id: Any = None
         self._start_by_s = 0.0
 
@@ -59,6 +67,15 @@ class PrefillInstance:
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
         return self._missing
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether what is missing is being brought back, so that prompts may wait for it."""
+        return self._is_recovering
+
+    def report(self, group: int, reason: str) -> None:
+        """A DP group failed a batch: it is to be replaced."""
+        self._losses.report(group_names(self._config)[group], reason)
 
     async def start(self) -> None:
         """Attach to running actors, or start them all, join them and warm every pair.
@@ -72,7 +89,7 @@ class PrefillInstance:
             if not await self._attach():
                 await clear_instance(self._config.name)
                 await self._create()
-                await self._join()
+                await self._join(self._names, await self._registrations(self._names, self._left_s()))
                 await self._warm()
         except Exception as error:
             self._missing = (f"start failed: {error}",)
@@ -80,18 +97,76 @@ class PrefillInstance:
             raise
         self._missing = ()
 
-    async def watch(self) -> None:
-        """Look after the devices until one is lost; then stop the groups, so that no request waits for it.
+    async def watch(self) -> AsyncIterator[Change]:
+        """Look after the devices and bring back those that are lost; says of DP groups when they go and are back.
 
         Raises:
-            DeviceLost: names the devices and what became of them.
+            DeviceLost: one did not come back in time, or is lost too often; names who is missing and why. The groups
+                are stopped, so that no request waits.
         """
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            if lost := await self._lost():
-                self._missing = lost
-                await self._ask(group_names(self._config), "end", timeout_s=_STOP_S)  # for every frontend
-                raise DeviceLost("; ".join(lost))
+        self._losses.watch(self._names)
+        try:
+            while True:
+                async for change in self._bring_back(await self._losses.next()):
+                    yield change
+        except AsapError as error:
+            await self._ask(group_names(self._config), "end", timeout_s=_STOP_S)
+            raise DeviceLost(f"{'; '.join(self._missing)}: {error}") from None
+        finally:
+            self._is_recovering = False
+            self._losses.close()
+
+    async def _bring_back(self, lost: Mapping[str, str]) -> AsyncIterator[Change]:
+        """Until everybody serves: more may be lost meanwhile."""
+        self._is_recovering = True
+        self._start_by_s = asyncio.get_running_loop().time() + self._config.start_timeout_s
+        groups, absent = group_names(self._config), dict(lost)
+        while lost:
+            absent |= lost
+            self._missing = tuple(f"{name} ({reason})" for name, reason in absent.items())
+            _log.warning("lost: %s", "; ".join(self._missing))
+            if hopeless := self._losses.drop(lost):
+                raise DeviceLost(f"more than {MAX_RESTARTS} times in {RESTARTS_S:g} s: {', '.join(hopeless)}")
+            for name in filter(groups.__contains__, lost):
+                yield Change(groups.index(name), lost[name])
+            try:
+                await self._join(absent, await self._successors(lost))
+                lost = {}
+            except Refused as refused:
+                lost = {**self._losses.now, **refused.reasons}
+        self._missing, self._is_recovering = (), False
+        self._losses.watch(absent)
+        for name in filter(groups.__contains__, absent):
+            yield Change(groups.index(name))
+
+    async def _successors(self, lost: Iterable[str]) -> dict[str, tuple[Registration, ...]]:
+        """End what is left of lost devices and wait for Ray to start them again; where they are now."""
+
+        async def successor(name: str) -> tuple[Registration, ...]:
+            dead = self._registered[name]
+            await end_processes(dead, _POLL_S)
+            while self._left_s() > 0:
+                reply = await self._one(name, "register", (), self._left_s())
+                if isinstance(reply, bytes) and (new := decode(Registrations, reply).devices)[0].epoch != dead[0].epoch:
+                    return new
+                await asyncio.sleep(_POLL_S)
+            raise Unavailable(f"{name} did not come back within {self._config.start_timeout_s:g} s")
+
+        names = list(lost)
+        return dict(zip(names, await asyncio.gather(*map(successor, names)), strict=True))
+
+    async def _end_of(self, name: str) -> str:
+        """Wait until a device does not serve any more; why. Renews its lease meanwhile."""
+        end = asyncio.ensure_future(self._one(name, "ended", (), None))
+        try:
+            while not end.done():
+                state = await self._one(name, "state", (self._id,), _ANSWER_S)
+                if state != "serving":
+                    return str(state)
+                await asyncio.wait({end}, timeout=_WATCH_S)
+            return str(end.result())
+        finally:
+            end.cancel()
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Stream a batch's tokens from a DP group.
@@ -144,11 +219,11 @@ class PrefillInstance:
             self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
             if await self._lost():
                 return False
-            registered = await self._registrations(_ANSWER_S)
+            self._registered = await self._registrations(self._names, _ANSWER_S)
         except (ValueError, Unavailable):  # somebody went meanwhile
             return False
         fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
-        return all(rank.fingerprint == fingerprint for ranks in registered.values() for rank in ranks)
+        return all(rank.fingerprint == fingerprint for ranks in self._registered.values() for rank in ranks)
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
@@ -157,7 +232,7 @@ class PrefillInstance:
         await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, self._left_s())
         kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone
         kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
-        kinds += [(MoEDevice, e, 4) for e in range(config.parallel.moe_devices)]
+        kinds += [(MoEDevice, e, 16) for e in range(config.parallel.moe_devices)]
         for index, (name, (kind, number, concurrency)) in enumerate(zip(self._names, kinds, strict=True)):
             self._actors[name] = (
                 ray.remote(kind)
@@ -168,23 +243,34 @@ class PrefillInstance:
                     num_cpus=0,
                     resources={RESOURCE: 1},
                     max_concurrency=concurrency,
+                    max_restarts=-1,
                     scheduling_strategy=bundle(placement, index),
                 )
                 .remote(message, number)
             )
 
-    async def _join(self) -> None:
-        """Collect registrations, compare fingerprints, hand out the peers' addresses, start the loops."""
-        registered = await self._registrations(self._left_s())
-        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in registered.items() for rank in ranks})
-        groups, devices = group_names(self._config), device_names(self._config)
-        ranks = encode(Registrations(tuple(rank for name in groups for rank in registered[name])))
-        await self._demand(devices, "serve", self._left_s(), ranks)
-        peers = encode(Registrations(tuple(registered[name][0] for name in devices)))
-        await self._demand(groups, "serve", self._left_s(), peers)
+    async def _join(self, names: Collection[str], registered: Mapping[str, tuple[Registration, ...]]) -> None:
+        """Join these devices to each other and to those that serve, of which some `registered` just now.
 
-    async def _registrations(self, timeout_s: float) -> dict[str, tuple[Registration, ...]]:
-        replies = await self._demand(self._names, "register", timeout_s)
+        No group sends before every device knows its epoch (docs/verify.md, rule 7). Repeated, it changes nothing.
+        """
+        self._registered |= registered
+        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in self._registered.items() for rank in ranks})
+        groups, devices = group_names(self._config), device_names(self._config)
+        ranks, peers = self._message(groups), self._message(devices)
+        await self._demand([name for name in devices if name in names], "serve", self._left_s(), ranks)
+        for name in filter(names.__contains__, groups):
+            await self._demand(devices, "replace_group", _ANSWER_S, self._message([name]))
+        for name in filter(names.__contains__, devices):
+            await self._demand(groups, "replace_device", _ANSWER_S, self._message([name]))
+        await self._demand([name for name in groups if name in names], "serve", self._left_s(), peers)
+
+    def _message(self, names: Iterable[str]) -> bytes:
+        """Where the buffers of these devices are."""
+        return encode(Registrations(tuple(rank for name in names for rank in self._registered[name])))
+
+    async def _registrations(self, names: list[str], timeout_s: float) -> dict[str, tuple[Registration, ...]]:
+        replies = await self._demand(names, "register", timeout_s)
         return {name: decode(Registrations, reply).devices for name, reply in replies.items()}
 
     async def _warm(self) -> None:
@@ -210,7 +296,7 @@ class PrefillInstance:
         replies = await self._ask(names, method, *args, timeout_s=timeout_s)
         refused = {name: reply for name, reply in replies.items() if isinstance(reply, Refusal)}
         if refused:
-            raise Unavailable(f"{method}: " + "; ".join(f"{name}: {reply}" for name, reply in refused.items()))
+            raise Refused(method, refused)
         return replies
 
     async def _ask(self, names: list[str], method: str, *args: bytes | str, timeout_s: float) -> dict[str, Any]:
@@ -218,7 +304,7 @@ class PrefillInstance:
         answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
         return dict(zip(names, answers, strict=True))
 
-    async def _one(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+    async def _one(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float | None) -> Any:
         if name not in self._actors:
             return Refusal("not started")
         try:
@@ -231,6 +317,14 @@ class PrefillInstance:
 
 class Refusal(str):
     """Why an actor did not answer."""
+
+
+class Refused(Unavailable):
+    """Some actors did not do what they were asked; `reasons` by name."""
+
+    def __init__(self, method: str, reasons: Mapping[str, str]) -> None:
+        super().__init__(f"{method}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+        self.reasons = reasons
 
 
 def group_names(config: ServeConfig) -> list[str]:

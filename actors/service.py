@@ -39,6 +39,13 @@ class Groups(Protocol):
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether what is missing is being brought back, so that prompts may wait for it."""
+
+    def report(self, group: int, reason: str) -> None:
+        """A group failed a batch and gets no other; bring it back, and say so with `PrefillService.restore`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -73,7 +80,7 @@ class PrefillService:
         )
         self._deadline_s = _DEADLINES * config.prefill.deadline_s
         self._waiting: dict[str, Waiter] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], int] = {}  # and the group of each
         self._lost: dict[int, str] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -82,17 +89,44 @@ class PrefillService:
         """Why the instance is not ready; empty when it is."""
         if self._stopping:
             return ("the instance is stopping",)
-        return (*self._groups.missing(), *self.lost)
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """Groups that failed a batch, and why; none of them is used again by this service."""
-        return tuple(f"group {group} ({reason})" for group, reason in self._lost.items())
+        return (*self._groups.missing(), *(f"group {group} ({reason})" for group, reason in self._lost.items()))
 
     def check_ready(self) -> None:
         """Raise Unavailable, naming who is missing, unless every device serves."""
         if missing := self.missing():
             raise Unavailable(f"not ready: {', '.join(missing)}")
+
+    def lose(self, group: int, reason: str) -> None:
+        """A group is gone: what it ran runs elsewhere, or here again when it is back; nobody is answered twice.
+
+        A request is run again once, and only before its first token; otherwise it fails and says why.
+        """
+        if group in self._lost:
+            return
+        self._lost[group] = reason
+        self._scheduler.mark_down(group)
+        for task, its_group in list(self._running.items()):
+            if its_group == group and task is not asyncio.current_task():
+                task.cancel()
+        batches = self._scheduler.in_flight(group)
+        for batch in batches:
+            self._scheduler.requeue(batch)
+        for request in {each.request_id: each for batch in batches for each in batch.requests}.values():
+            waiter = self._waiting.get(request.request_id)
+            if waiter is None or not waiter.start_over():
+                self._scheduler.cancel(request.request_id)
+                self._fail([request], Unavailable(f"group {group} failed: {reason}"))
+        self._dispatch()
+
+    def restore(self, group: int) -> None:
+        """A group is back and takes batches again."""
+        if self._lost.pop(group, None) is not None:
+            self._scheduler.mark_up(group)
+            self._dispatch()
+
+    def give_up(self, reason: str) -> None:
+        """Devices are lost for good: nobody waits for them."""
+        self._drop(list(self._waiting.values()), Unavailable(f"not ready: {reason}"))
 
     def check(self, request: Request) -> None:
         """Refuse what no group could run; `generate` does so before it queues.
@@ -145,26 +179,28 @@ class PrefillService:
     async def close(self) -> None:
         """Refuse what is new, fail what has not begun, let what has finish for one deadline, piece by piece."""
         self._stopping = True
-        self._drop([waiter for waiter in self._waiting.values() if waiter.handed_s is None])
+        stopping = Unavailable("the instance is stopping")
+        self._drop([waiter for waiter in self._waiting.values() if waiter.handed_s is None], stopping)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.prefill.deadline_s):
                 while self._running:  # a batch that ends hands over the next piece before it leaves
                     await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        self._drop(list(self._waiting.values()))
+        self._drop(list(self._waiting.values()), stopping)
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _drop(self, waiters: Sequence[Waiter]) -> None:
-        """Fail prompts of an instance that stops; what no group has of them never runs."""
+    def _drop(self, waiters: Sequence[Waiter], error: AsapError) -> None:
+        """Fail prompts of an instance that ends; what no group has of them never runs."""
         requests = [waiter.request for waiter in waiters]
         for request in requests:
             self._scheduler.cancel(request.request_id)
-        self._fail(requests, Unavailable("the instance is stopping"))
+        self._fail(requests, error)
 
     def _submit(self, requests: Sequence[Request], events: asyncio.Queue[TokenEvent | AsapError]) -> None:
-        self.check_ready()
+        if self._stopping or (self._groups.missing() and not self._groups.is_recovering):
+            self.check_ready()  # else they wait for who is missing
         num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
         if len(requests) > 1 and num_tokens > most_tokens:
             raise RequestError(
@@ -195,8 +231,8 @@ class PrefillService:
             for waiter in self._waiters(assignment.batch):
                 waiter.hand_over()
             task = asyncio.create_task(self._run(assignment))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running[task] = assignment.group
+            task.add_done_callback(self._running.pop)
         now = time.monotonic()
         wake_at = self._scheduler.wake_at(now)
         if wake_at is not None:
@@ -209,8 +245,11 @@ class PrefillService:
             due = [request for request in batch.requests if not request.future_tokens]
             self._fail(due, Unavailable(f"group {group} ended a batch before its last token"))
         except Exception as error:  # whatever it is, it must not leave a client waiting
-            self._lose(group, error)
-        finally:
+            _log.error("group %d failed", group, exc_info=error)
+            reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
+            self.lose(group, reason)
+            self._groups.report(group, reason)
+        else:
             self._scheduler.done(group, batch, time.monotonic())
             self._dispatch()
 
@@ -230,22 +269,11 @@ class PrefillService:
                 waiter.add(stamps)
             for token in tokens:
                 if client := self._waiting.get(token.request_id):
+                    client.num_tokens += 1
                     client.events.put_nowait(TokenEvent(token, client.ttft() if is_first else None))
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False
-
-    def _lose(self, group: int, error: Exception) -> None:
-        """A group that failed a batch is not trusted again; nobody waits for it, nor for what else it runs."""
-        _log.error("group %d failed", group, exc_info=error)
-        reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
-        self._lost[group] = reason
-        self._scheduler.mark_down(group)
-        lost = Unavailable(f"group {group} failed: {reason}")
-        for running in self._scheduler.in_flight(group):
-            self._fail(running.requests, lost)
-        if len(self._lost) == self._groups.num_groups:
-            self._fail([waiter.request for waiter in self._waiting.values()], lost)
 
     def _waiters(self, batch: Batch) -> list[Waiter]:
         """Those of a batch whose clients are still here."""

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from asap_ray.batch import Request, Stamps, Token
 from asap_ray.errors import AsapError
+
+
+MAX_RUNS: Final = 2
+"""A prompt whose group was lost twice is perhaps what kills groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,14 @@ class Waiter:
     events: asyncio.Queue[TokenEvent | AsapError]
     handed_s: float | None = None  # when a group was given its first piece
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
+    num_tokens: int = 0  # answered so far
+    num_runs: int = 1
+
+    def start_over(self) -> bool:
+        """Its group was lost; whether it may run again: once, and only while its client has no token."""
+        self.stamps = Stamps()
+        self.num_runs += 1
+        return self.num_tokens == 0 and self.num_runs <= MAX_RUNS
 
     def hand_over(self) -> None:
         """A group is given a piece, or all of it."""

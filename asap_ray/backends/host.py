@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +21,7 @@ from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.errors import Closed, CorruptMessage
+from asap_ray.errors import Closed, CorruptMessage, PeerTimeout
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
@@ -58,6 +60,21 @@ def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(rows.shape, dtype=dtype)
     rows_RH = torch.from_numpy(rows)
     return rows_RH if dtype is torch.float32 else rows_RH.view(dtype)
+
+
+class Peers:
+    """Which incarnation of each peer this device is joined to: two frontends may tell of the same successor."""
+
+    def __init__(self, peers: Sequence[Registration]) -> None:
+        self._epochs = [peer.epoch for peer in peers]
+        self._one_at_a_time = threading.Lock()
+
+    @contextlib.contextmanager
+    def replacing(self, index: int, successor: Registration) -> Iterator[bool]:
+        """Whether the successor is new here; it is known once the block has ended well."""
+        with self._one_at_a_time:
+            yield self._epochs[index] != successor.epoch
+            self._epochs[index] = successor.epoch
 
 
 class HostAttentionComm:
@@ -114,6 +131,8 @@ class HostMoEComm:
                 return self._native.async_dispatch_recv(self._deadline_s)
             except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
                 _log.error("dropped a message: %s", error)
+            except PeerTimeout as error:  # a group is stuck or gone: its owner replaces it, the others go on
+                _log.error("still waiting: %s", error)
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""
@@ -144,7 +163,8 @@ class HostAttention:
     def connect(self, devices: Sequence[Registration]) -> None:
         """Open the buffers of all MoE devices, given in the order of e."""
         prefill = self._config.prefill
-        native = _native.AttentionComm(
+        self._peers = Peers(devices)
+        native = self._native = _native.AttentionComm(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             moe_buffers=[_open(device) for device in devices],
@@ -156,6 +176,12 @@ class HostAttention:
         )
         self.runtime.on_close(native.abort)
         self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def replace_device(self, device: Registration) -> None:
+        """A MoE device died and this is its successor: send again what it owes. For any thread; a repetition is one."""
+        with self._peers.replacing(device.index, device) as is_new:
+            if is_new:
+                self._native.replace_device(device.index, _open(device))
 
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
@@ -188,7 +214,8 @@ class HostMoE:
     def connect(self, ranks: Sequence[Registration]) -> None:
         """Open the buffers of all attention ranks, given in the order of (i, j)."""
         prefill, tp = self._config.prefill, self._config.parallel.tp
-        native = _native.MoEComm(
+        self._peers = Peers(ranks[::tp])
+        native = self._native = _native.MoEComm(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             attention_buffers=[[_open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)],
@@ -200,6 +227,13 @@ class HostMoE:
         )
         self.runtime.on_close(native.abort)
         self.comm = HostMoEComm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def replace_group(self, ranks: Sequence[Registration]) -> None:
+        """A group died and these are its successor's ranks, in the order of j. For any thread; a repetition is one."""
+        leader = ranks[0]
+        with self._peers.replacing(leader.index, leader) as is_new:
+            if is_new:
+                self._native.replace_group(leader.index, [_open(rank) for rank in ranks], leader.epoch)
 
     def serve(self) -> None:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""

@@ -224,7 +224,7 @@ GROUP_FAILURES: Final = counter(
     "batches",
     (*_APP, "dp_group"),
     "Batches that a DP group failed.",
-    "PrefillService._lose",
+    "PrefillService.lose",
 )
 START_TIME: Final = Metric(
     "asap_instance_start_seconds",

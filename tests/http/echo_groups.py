@@ -37,6 +37,8 @@ class EchoGroups:
     lost_group: int | None = None
     max_passes: int | None = None  # then the stream ends, finished or not
     absent: tuple[str, ...] = ()
+    is_recovering: bool = False
+    reports: list[tuple[int, str]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     batches: list[Batch] = field(default_factory=list)
     started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
@@ -46,6 +48,10 @@ class EchoGroups:
     def missing(self) -> tuple[str, ...]:
         """See `Groups`."""
         return self.absent
+
+    def report(self, group: int, reason: str) -> None:
+        """See `Groups`."""
+        self.reports.append((group, reason))
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """See `Groups`; each pass takes one turn of the loop."""
