@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +19,6 @@ RESTARTS_S: Final = 60.0
 """A device that is lost more than so many times within so long is not brought back: something kills it."""
 
 EndOf = Callable[[str], Coroutine[Any, Any, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A DP group is lost, or back."""
-
-    group: int
-    lost: str = ""  # why
 
 
 class Losses:
@@ -82,19 +73,41 @@ class Losses:
             task.cancel()
 
 
+async def process_ended(device: Registration) -> str:
+    """Wait until the process of a device on this node ends; the kernel tells at once, before Ray does."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    try:
+        process = os.pidfd_open(device.pid)
+    except ProcessLookupError:
+        return f"process {device.pid} is gone"
+    loop.add_reader(process, ended.set)
+    try:
+        if _is_there(device):  # else its number may be another's
+            await ended.wait()
+        return f"process {device.pid} ended"
+    finally:
+        loop.remove_reader(process)
+        os.close(process)
+
+
 async def end_processes(registered: Collection[Registration], poll_s: float) -> None:
     """SIGKILL what is left of lost devices on this node and wait until it is gone.
 
     Only the dead may be replaced (docs/verify.md, rule 1); who failed or hangs is not. A process that has since taken
     the number of a dead one is left alone.
     """
-    here = [device for device in registered if device.node == socket.gethostname()]
+    here = list(filter(is_here, registered))
     for device in here:
         if _is_there(device):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(device.pid, signal.SIGKILL)
     while any(map(_is_there, here)):
         await asyncio.sleep(poll_s)
+
+
+def is_here(device: Registration) -> bool:
+    """Whether a device is on the node of this process."""
+    return device.node == socket.gethostname()
 
 
 def _is_there(device: Registration) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
-import logging
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
@@ -15,9 +15,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from asap_ray.actors.attention_group import AttentionGroup
-from asap_ray.actors.losses import MAX_RESTARTS, RESTARTS_S, Change, Losses, end_processes
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
+from asap_ray.actors.recovery import ANSWER_S, POLL_S, Recovery, Refused, Registered
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
@@ -28,15 +28,16 @@ NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
 
 _STOP_S: Final = 10.0
-_WATCH_S: Final = 1.0
-_POLL_S: Final = 0.05
 _WARM_TOKENS: Final = 16
 """Of the warm-up prompt, for every pair of a rank and a MoE device."""
 
-_log = logging.getLogger(__name__)
 
-_ANSWER_S: Final = 10.0
-"""A device that does not answer a control call for this long is taken for lost."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A DP group is lost, or back."""
+
+    group: int
+    lost: str  # why; empty: it is back
 
 
 class PrefillInstance:
@@ -53,9 +54,8 @@ class PrefillInstance:
         self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
-        self._registered: dict[str, tuple[Registration, ...]] = {}
-        self._losses = Losses(self._end_of)
-        self._is_recovering = False
+        self.registered: dict[str, tuple[Registration, ...]] = {}
+        self._recovery = Recovery(self, config.start_timeout_s)
         self._placement_id: Any = None
         self._start_by_s = 0.0
 
@@ -66,16 +66,16 @@ class PrefillInstance:
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
-        return self._missing
+        return self._missing or tuple(f"{name} ({reason})" for name, reason in self._recovery.absent.items())
 
     @property
     def is_recovering(self) -> bool:
         """Whether what is missing is being brought back, so that prompts may wait for it."""
-        return self._is_recovering
+        return not self._missing and bool(self._recovery.absent)
 
     def report(self, group: int, reason: str) -> None:
         """A DP group failed a batch: it is to be replaced."""
-        self._losses.report(group_names(self._config)[group], reason)
+        self._recovery.report(group_names(self._config)[group], reason)
 
     async def start(self) -> None:
         """Attach to running actors, or start them all, join them and warm every pair.
@@ -89,7 +89,7 @@ class PrefillInstance:
             if not await self._attach():
                 await clear_instance(self._config.name)
                 await self._create()
-                await self._join(self._names, await self._registrations(self._names, self._left_s()))
+                await self.join(self._names, await self._registrations(self._names, self._left_s()))
                 await self._warm()
         except Exception as error:
             self._missing = (f"start failed: {error}",)
@@ -104,69 +104,15 @@ class PrefillInstance:
             DeviceLost: one did not come back in time, or is lost too often; names who is missing and why. The groups
                 are stopped, so that no request waits.
         """
-        self._losses.watch(self._names)
+        groups = group_names(self._config)
         try:
-            while True:
-                async for change in self._bring_back(await self._losses.next()):
-                    yield change
+            async for name, reason in self._recovery.watch(self._names):
+                if name in groups:
+                    yield Change(groups.index(name), reason)
         except AsapError as error:
-            await self._ask(group_names(self._config), "end", timeout_s=_STOP_S)
+            self._missing = self.missing()
+            await self._ask(groups, "end", timeout_s=_STOP_S)
             raise DeviceLost(f"{'; '.join(self._missing)}: {error}") from None
-        finally:
-            self._is_recovering = False
-            self._losses.close()
-
-    async def _bring_back(self, lost: Mapping[str, str]) -> AsyncIterator[Change]:
-        """Until everybody serves: more may be lost meanwhile."""
-        self._is_recovering = True
-        self._start_by_s = asyncio.get_running_loop().time() + self._config.start_timeout_s
-        groups, absent = group_names(self._config), dict(lost)
-        while lost:
-            absent |= lost
-            self._missing = tuple(f"{name} ({reason})" for name, reason in absent.items())
-            _log.warning("lost: %s", "; ".join(self._missing))
-            if hopeless := self._losses.drop(lost):
-                raise DeviceLost(f"more than {MAX_RESTARTS} times in {RESTARTS_S:g} s: {', '.join(hopeless)}")
-            for name in filter(groups.__contains__, lost):
-                yield Change(groups.index(name), lost[name])
-            try:
-                await self._join(absent, await self._successors(lost))
-                lost = {}
-            except Refused as refused:
-                lost = {**self._losses.now, **refused.reasons}
-        self._missing, self._is_recovering = (), False
-        self._losses.watch(absent)
-        for name in filter(groups.__contains__, absent):
-            yield Change(groups.index(name))
-
-    async def _successors(self, lost: Iterable[str]) -> dict[str, tuple[Registration, ...]]:
-        """End what is left of lost devices and wait for Ray to start them again; where they are now."""
-
-        async def successor(name: str) -> tuple[Registration, ...]:
-            dead = self._registered[name]
-            await end_processes(dead, _POLL_S)
-            while self._left_s() > 0:
-                reply = await self._one(name, "register", (), self._left_s())
-                if isinstance(reply, bytes) and (new := decode(Registrations, reply).devices)[0].epoch != dead[0].epoch:
-                    return new
-                await asyncio.sleep(_POLL_S)
-            raise Unavailable(f"{name} did not come back within {self._config.start_timeout_s:g} s")
-
-        names = list(lost)
-        return dict(zip(names, await asyncio.gather(*map(successor, names)), strict=True))
-
-    async def _end_of(self, name: str) -> str:
-        """Wait until a device does not serve any more; why. Renews its lease meanwhile."""
-        end = asyncio.ensure_future(self._one(name, "ended", (), None))
-        try:
-            while not end.done():
-                state = await self._one(name, "state", (self._id,), _ANSWER_S)
-                if state != "serving":
-                    return str(state)
-                await asyncio.wait({end}, timeout=_WATCH_S)
-            return str(end.result())
-        finally:
-            end.cancel()
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Stream a batch's tokens from a DP group.
@@ -185,7 +131,7 @@ class PrefillInstance:
 
     async def duty(self) -> dict[str, Duty]:
         """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-        replies = await self._ask(self._names, "duty", timeout_s=_ANSWER_S)
+        replies = await self._ask(self._names, "duty", timeout_s=ANSWER_S)
         return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
@@ -205,9 +151,17 @@ class PrefillInstance:
         """Of the time to start."""
         return max(0.0, self._start_by_s - asyncio.get_running_loop().time())
 
+    async def state(self, name: str) -> str:
+        """`serving`, or anything else; renews its lease."""
+        return str(await self._one(name, "state", (self._id,), ANSWER_S))
+
+    async def call(self, name: str, method: str, timeout_s: float | None) -> Any:
+        """What a method without arguments answers, or a `Refusal`."""
+        return await self._one(name, method, (), timeout_s)
+
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
-        states = await self._ask(self._names, "state", self._id, timeout_s=_ANSWER_S)
+        states = await self._ask(self._names, "state", self._id, timeout_s=ANSWER_S)
         return tuple(f"{name} ({state})" for name, state in states.items() if state != "serving")
 
     async def _attach(self) -> bool:
@@ -219,11 +173,11 @@ class PrefillInstance:
             self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
             if await self._lost():
                 return False
-            self._registered = await self._registrations(self._names, _ANSWER_S)
+            self.registered |= await self._registrations(self._names, ANSWER_S)
         except (ValueError, Unavailable):  # somebody went meanwhile
             return False
         fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
-        return all(rank.fingerprint == fingerprint for ranks in self._registered.values() for rank in ranks)
+        return all(rank.fingerprint == fingerprint for ranks in self.registered.values() for rank in ranks)
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
@@ -249,25 +203,25 @@ class PrefillInstance:
                 .remote(message, number)
             )
 
-    async def _join(self, names: Collection[str], registered: Mapping[str, tuple[Registration, ...]]) -> None:
+    async def join(self, names: Collection[str], registered: Registered) -> None:
         """Join these devices to each other and to those that serve, of which some `registered` just now.
 
         No group sends before every device knows its epoch (docs/verify.md, rule 7). Repeated, it changes nothing.
         """
-        self._registered |= registered
-        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in self._registered.items() for rank in ranks})
+        self.registered |= registered
+        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in self.registered.items() for rank in ranks})
         groups, devices = group_names(self._config), device_names(self._config)
         ranks, peers = self._message(groups), self._message(devices)
-        await self._demand([name for name in devices if name in names], "serve", self._left_s(), ranks)
+        await self._demand([name for name in devices if name in names], "serve", self._config.start_timeout_s, ranks)
         for name in filter(names.__contains__, groups):
-            await self._demand(devices, "replace_group", _ANSWER_S, self._message([name]))
+            await self._demand(devices, "replace_group", ANSWER_S, self._message([name]))
         for name in filter(names.__contains__, devices):
-            await self._demand(groups, "replace_device", _ANSWER_S, self._message([name]))
-        await self._demand([name for name in groups if name in names], "serve", self._left_s(), peers)
+            await self._demand(groups, "replace_device", ANSWER_S, self._message([name]))
+        await self._demand([name for name in groups if name in names], "serve", self._config.start_timeout_s, peers)
 
     def _message(self, names: Iterable[str]) -> bytes:
         """Where the buffers of these devices are."""
-        return encode(Registrations(tuple(rank for name in names for rank in self._registered[name])))
+        return encode(Registrations(tuple(rank for name in names for rank in self.registered[name])))
 
     async def _registrations(self, names: list[str], timeout_s: float) -> dict[str, tuple[Registration, ...]]:
         replies = await self._demand(names, "register", timeout_s)
@@ -319,14 +273,6 @@ class Refusal(str):
     """Why an actor did not answer."""
 
 
-class Refused(Unavailable):
-    """Some actors did not do what they were asked; `reasons` by name."""
-
-    def __init__(self, method: str, reasons: Mapping[str, str]) -> None:
-        super().__init__(f"{method}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
-        self.reasons = reasons
-
-
 def group_names(config: ServeConfig) -> list[str]:
     """Names of the attention groups' actors, in the order of i."""
     return [f"{config.name}:attention:{i}" for i in range(config.parallel.dp_groups)]
@@ -357,7 +303,7 @@ async def clear_instance(name: str) -> None:
 
 async def _gone(name: str) -> None:
     while running_names(name):
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
 def agree(registered: Mapping[str, Registration]) -> None:

@@ -10,7 +10,6 @@ from typing import Final
 from asap_ray.batch import Request, Stamps, Token
 from asap_ray.errors import AsapError
 
-
 MAX_RUNS: Final = 2
 """A prompt whose group was lost twice is perhaps what kills groups."""
 
