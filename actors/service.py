@@ -109,7 +109,7 @@ class PrefillService:
             if its_group == group and task is not asyncio.current_task():
                 task.cancel()
         batches = self._scheduler.in_flight(group)
-        for batch in batches:
+        for batch in reversed(batches):  # each goes to the head of the queue
             self._scheduler.requeue(batch)
         for request in {each.request_id: each for batch in batches for each in batch.requests}.values():
             waiter = self._waiting.get(request.request_id)
