@@ -103,6 +103,7 @@ class ToyAttention:
         time.sleep(self._delay_s())
         if expert_out is not None:
             state.x_SH = state.x_SH + expert_out
+        self._collective.all_gather(torch.zeros(1))  # like attention's, it needs all ranks' results of the layer before
         return Routed(state.x_SH.contiguous(), *self._toy.route(layer, state.tokens_S))
 
     async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
@@ -128,6 +129,7 @@ class ToyExperts:
 
     def __init__(self, toy: Toy, moe_device: int, delay_s: Callable[[], float]) -> None:
         mine = toy.whole.experts_of(moe_device)
+        self.moe_device = moe_device
         self._scales = toy.scales[:, mine.start : mine.stop]
         self._delay_s = delay_s
 
@@ -153,6 +155,7 @@ class ToyInstance:
         self._runtime = ThreadRuntime()
         self._loops = loops
         self.doors: list[Door] = []
+        self._ports: list[_native.AttentionComm] = []
         ranks, devices = self._build(toy, delay_s, passes)
         self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
         self._thread.start()
@@ -190,18 +193,19 @@ class ToyInstance:
         degrees, limits = whole.parallel, whole.prefill
         native_layout = _native.Layout(**dataclasses.asdict(layout))
         create = _native.SharedBuffer.create
-        moe_buffers = [create(f"moe-{e}", layout.moe_bytes) for e in range(degrees.moe_devices)]
-        rank_buffers = [
+        self._moe_buffers = [create(f"moe-{e}", layout.moe_bytes) for e in range(degrees.moe_devices)]
+        self._rank_buffers = [
             [create(f"attention-{i}-{j}", layout.attention_bytes) for j in range(degrees.tp)]
             for i in range(degrees.dp_groups)
         ]
-        ranks, devices = [], []
+        ranks = []
         for i in range(degrees.dp_groups):
             self.doors.append(Door(self._runtime, limits, self._deliver))
             for j, collective in enumerate(collectives(degrees.tp)):
                 port = _native.AttentionComm(
-                    native_layout, rank_buffers[i][j], moe_buffers, i, j, 1, limits.row_type, limits.combine
+                    native_layout, self._rank_buffers[i][j], self._moe_buffers, i, j, 1, limits.row_type, limits.combine
                 )
+                self._ports.append(port)
                 self._runtime.on_close(port.abort)
                 comm = HostAttentionComm(port, layout, torch.float32, limits.deadline_s)
                 door: Any = self.doors[i]
@@ -209,21 +213,34 @@ class ToyInstance:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
                 stage = ToyAttention(toy, collective, delay_s, passes)
                 ranks.append(attention.Rank(self._runtime, comm, stage, door))
-        for e in range(degrees.moe_devices):
-            moe_port = _native.MoEComm(
-                layout=native_layout,
-                buffer=moe_buffers[e],
-                attention_buffers=rank_buffers,
-                moe_device=e,
-                epochs=[1] * degrees.dp_groups,
-                row_type=limits.row_type,
-                compute_type="float32",
-                combine=limits.combine,
-            )
-            self._runtime.on_close(moe_port.abort)
-            moe_comm = HostMoEComm(moe_port, torch.float32, limits.deadline_s)
-            devices.append(experts.Device(self._runtime, moe_comm, ToyExperts(toy, e, delay_s)))
+        devices = [self._device(toy, e, delay_s) for e in range(degrees.moe_devices)]
         return ranks, devices
+
+    def _device(self, toy: Toy, e: int, delay_s: Callable[[], float]) -> experts.Device:
+        """With a runtime of its own, as a process has."""
+        runtime, limits = ThreadRuntime(), toy.whole.prefill
+        self._runtime.on_close(runtime.close)
+        port = _native.MoEComm(
+            layout=_native.Layout(**dataclasses.asdict(layout_of(toy.whole))),
+            buffer=self._moe_buffers[e],
+            attention_buffers=self._rank_buffers,
+            moe_device=e,
+            epochs=[1] * len(self._rank_buffers),
+            row_type=limits.row_type,
+            compute_type="float32",
+            combine=limits.combine,
+        )
+        runtime.on_close(port.abort)
+        comm = HostMoEComm(port, torch.float32, limits.deadline_s)
+        return experts.Device(runtime, comm, ToyExperts(toy, e, delay_s))
+
+    def replace_device(self, toy: Toy, e: int) -> experts.Device:
+        """Device e is dead: its successor, with a buffer of its own, of which every rank has heard."""
+        self._moe_buffers[e] = _native.SharedBuffer.create(f"moe-{e}", layout_of(toy.whole).moe_bytes)
+        device = self._device(toy, e, no_delay)
+        for port in self._ports:
+            port.replace_device(e, self._moe_buffers[e])
+        return device
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:
         try:
