@@ -54,11 +54,13 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 def served_model(config: ServeConfig) -> ServedModel:
     """What clients may know of a configuration's model."""
-    model = load_model(config.model).config
+    loaded = load_model(config.model)
+    model = loaded.config
     return ServedModel(
         name=config.served_model_name or Path(config.model).name,
         vocab_size=model.vocab_size,
         max_model_len=model.max_position_embeddings,
+        fingerprint=loaded.fingerprint,
         end_token_ids=model.eos_token_ids,
         tokenizer=load_tokenizer(Path(config.model)),
     )
@@ -125,6 +127,7 @@ class Frontend:
     async def _live(self) -> None:
         try:
             await self._instance.start()
+            self._service.open_caches()
             async for change in self._instance.watch():
                 if change.lost:
                     self._service.lose(change.group, change.lost)

@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from asap_ray.actors.chunk_order import ChunkOrder
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
+from asap_ray.actors.page_owner import PageOwner
 from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective, SoloCollective
@@ -97,6 +98,7 @@ class AttentionGroup:
         self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
         self._order = ChunkOrder(self._leader.put, self._lease.is_held_by, served.prefill.deadline_s)
+        self._pages = PageOwner(self._lease.is_fresh, served.prefill.deadline_s)
         self._joining = asyncio.Lock()
         self._end = asyncio.Event()
 
@@ -131,7 +133,8 @@ class AttentionGroup:
         Calls may come in any order: a chunk waits here for the one before it.
 
         Raises:
-            PeerTimeout: a chunk waited for the one before it until the deadline.
+            PeerTimeout: a chunk waited for the one before it until the deadline, or for another frontend to leave.
+            Unavailable: another frontend has taken over.
             RuntimeError: the loop failed; the text says why.
         """
         self._lease.renew(frontend)
@@ -140,6 +143,7 @@ class AttentionGroup:
         stream = self._streams[_key(batch)] = asyncio.Queue()
         is_first = True
         try:
+            await self._pages.begin(frontend, _key(batch), batch)
             await self._order.put(frontend, batch)
             while is_first or unfinished:
                 if self._rank.state() != "serving" or (events := await stream.get()) is None:
@@ -184,6 +188,7 @@ class AttentionGroup:
         self._later(self._hand_over, _key(batch), events)
 
     def _hand_over(self, key: tuple[str, int], events: Events) -> None:
+        self._pages.passed(key, events.tokens)
         if key in self._streams:  # gone if its scheduler is
             self._streams[key].put_nowait(events)
 

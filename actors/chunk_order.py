@@ -54,7 +54,7 @@ class ChunkOrder:
             self._changed.notify_all()
 
     def _is_next(self, request: Request) -> bool:
-        if not request.past_tokens:
+        if request.is_first:
             return True
         prompt = self._under_way.get(request.request_id)
         return prompt is not None and prompt.num_tokens == request.past_tokens

@@ -67,7 +67,6 @@ class Routes:
         self._service = service
         self._model = service.model
         self._started = int(time.time())
-        self._limits = service.limits
         self._max_body_bytes = _BYTES_PER_TOKEN * service.config.max_queued_tokens + _BODY_SLACK
 
     async def completions(self, http: HttpRequest) -> Response:
@@ -104,7 +103,7 @@ class Routes:
         spelled = [self._tokenizer().spelling(token_id) for token_id in ids] if body.return_token_strs else None
         return {
             "count": len(ids),
-            "max_model_len": self._limits.max_prompt_tokens,
+            "max_model_len": self._service.limits.max_prompt_tokens,
             "tokens": ids,
             "token_strs": spelled,
         }
@@ -162,7 +161,9 @@ class Routes:
     async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """In a thread: a long text would hold up every other client."""
         tokenizer = self._tokenizer()
-        return await asyncio.to_thread(tokenizer.encode, text, self._limits.max_prompt_tokens, add_special_tokens)
+        return await asyncio.to_thread(
+            tokenizer.encode, text, self._service.limits.max_prompt_tokens, add_special_tokens
+        )
 
     async def _token_ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -185,7 +186,7 @@ class Routes:
                 num_tokens=len(ids),
                 arrival_s=arrival_s,
                 token_ids=np.asarray(ids, dtype="<i4").tobytes(),
-                sampling=body.sampling(self._model.end_token_ids, self._limits.longest_answer(len(ids))),
+                sampling=body.sampling(self._model.end_token_ids, self._service.limits.longest_answer(len(ids))),
             )
             for index, ids in enumerate(prompts)
         ]
@@ -193,7 +194,7 @@ class Routes:
     async def _generate(
         self, http: HttpRequest, body: GenerationBody, answer: Answer, requests: Sequence[Request]
     ) -> Response:
-        events = self._service.generate(requests)
+        events = self._service.generate(requests, body.cache_salt or "")
         if not body.stream:
             await _unless_gone(http, _collect(answer, events))
             return JSONResponse(answer.whole())
@@ -210,7 +211,7 @@ class Routes:
             "owned_by": "asap-ray",
             "root": self._model.name,
             "parent": None,
-            "max_model_len": self._limits.max_prompt_tokens,
+            "max_model_len": self._service.limits.max_prompt_tokens,
             "vocab_size": self._model.vocab_size,
             "permission": [],
         }

@@ -38,6 +38,11 @@ class Lease:
         with self._changed:
             return self._asked_s.get(frontend, float("-inf")) > time.monotonic() - self._timeout_s
 
+    def is_fresh(self, frontend: str) -> bool:
+        """Whether this frontend asked just now, or as lately as a slow device lets it."""
+        with self._changed:
+            return self._asked_s.get(frontend, float("-inf")) > time.monotonic() - FRESH_S
+
     def release(self, frontend: str) -> bool:
         """This frontend is leaving; whether it was the last. If not, it must not end the device."""
         with self._changed:

@@ -158,6 +158,7 @@ class GenerationBody(Body):
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=SEEDS.start, lt=SEEDS.stop)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(_stops)
     ] = []

@@ -64,6 +64,11 @@ class PrefillInstance:
         """D."""
         return self._config.parallel.dp_groups
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
+        return min(rank.num_blocks for name in group_names(self._config) for rank in self.registered[name])
+
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
         return self._missing or tuple(f"{name} ({reason})" for name, reason in self._recovery.absent.items())

@@ -36,6 +36,7 @@ class Choice:
     text_stream: TextStream | None
     pieces: list[Piece] = field(default_factory=list)
     num_chars: int = 0
+    cached_tokens: int = 0  # of its prompt
 
     @property
     def finish_reason(self) -> str | None:
@@ -45,6 +46,7 @@ class Choice:
     def push(self, event: TokenEvent) -> Piece:
         """Append a token."""
         token, reason, text = event.token, event.token.finish_reason, ""
+        self.cached_tokens += event.cached_tokens
         if self.text_stream:
             text = self.text_stream.push(token.token_id, is_last=reason is not None)
             reason = "stop" if self.text_stream.stopped else reason
@@ -120,7 +122,7 @@ class Answer(ABC):
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": num_completion_tokens,
             "total_tokens": self._num_prompt_tokens + num_completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in self._choices)},
         }
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:

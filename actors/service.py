@@ -16,8 +16,12 @@ from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
+from asap_ray.kvcache.block_keys import block_keys, root_key
+from asap_ray.kvcache.pool import BlockPool
+from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of
+from asap_ray.scheduler.prefixes import Prefixes
 from asap_ray.scheduler.shares import tokens
 
 _DEADLINES: Final = 20
@@ -32,6 +36,10 @@ class Groups(Protocol):
     @property
     def num_groups(self) -> int:
         """D."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV cache of each group, once they serve; 0: there is none."""
 
     def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Run a batch: one element a pass, the first tokens first, until every request has a finish_reason."""
@@ -54,6 +62,7 @@ class ServedModel:
     name: str
     vocab_size: int
     max_model_len: int  # positions: prompt and generated tokens together
+    fingerprint: str  # of its configuration and weights
     end_token_ids: tuple[int, ...]
     tokenizer: Tokenizer | None  # None: token-id prompts only, and no text in answers
 
@@ -64,12 +73,6 @@ class PrefillService:
     def __init__(self, config: ServeConfig, model: ServedModel, groups: Groups) -> None:
         self.config = config
         self.model = model
-        self.limits = Limits(
-            vocab_size=model.vocab_size,
-            max_prompt_tokens=min(config.prefill.max_tokens, model.max_model_len),
-            max_answer_tokens=config.max_answer_tokens,
-            max_model_len=model.max_model_len,
-        )
         self._groups = groups
         self._scheduler = DualBatchScheduler(
             config.prefill,
@@ -84,6 +87,24 @@ class PrefillService:
         self._lost: dict[int, str] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
+
+    @property
+    def limits(self) -> Limits:
+        """What one prompt may ask; the longest grows once the groups have said what their caches hold."""
+        return Limits(
+            vocab_size=self.model.vocab_size,
+            max_prompt_tokens=min(self._scheduler.longest_prompt, self.model.max_model_len),
+            max_answer_tokens=self.config.max_answer_tokens,
+            max_model_len=self.model.max_model_len,
+        )
+
+    def open_caches(self) -> None:
+        """The groups serve, and say how many blocks they have: from now on prompts are found in their caches."""
+
+        def make_cache() -> PrefixCache:  # a group that was replaced may have other room than before
+            return PrefixCache(BlockPool(self._groups.num_blocks, self.config.kv_cache.block_size))
+
+        self._scheduler.open_caches(Prefixes(make_cache, self._groups.num_groups))
 
     def missing(self) -> tuple[str, ...]:
         """Why the instance is not ready; empty when it is."""
@@ -148,8 +169,10 @@ class PrefillService:
                 f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
             )
 
-    async def generate(self, requests: Sequence[Request]) -> AsyncGenerator[TokenEvent, None]:
+    async def generate(self, requests: Sequence[Request], cache_salt: str = "") -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
+
+        Cached prefixes are shared with prompts of the same `cache_salt` only.
 
         Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.
 
@@ -163,7 +186,7 @@ class PrefillService:
             self.check(request)
         events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()  # bounded by max_tokens of the requests
         try:
-            self._submit(requests, events)
+            self._submit(requests, cache_salt, events)
             unfinished = len(requests)
             while unfinished:
                 event = await self._next(events)
@@ -198,7 +221,9 @@ class PrefillService:
             self._scheduler.cancel(request.request_id)
         self._fail(requests, error)
 
-    def _submit(self, requests: Sequence[Request], events: asyncio.Queue[TokenEvent | AsapError]) -> None:
+    def _submit(
+        self, requests: Sequence[Request], cache_salt: str, events: asyncio.Queue[TokenEvent | AsapError]
+    ) -> None:
         if self._stopping or (self._groups.missing() and not self._groups.is_recovering):
             self.check_ready()  # else they wait for who is missing
         num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
@@ -207,8 +232,10 @@ class PrefillService:
                 f"{len(requests)} prompts of {num_tokens} tokens in one request; the queue holds {most_tokens}",
                 "prompt",
             )
+        root = root_key(self.model.fingerprint, cache_salt)
         for request in requests:
-            self._scheduler.submit(request, time.monotonic())
+            keys = block_keys(request.token_ids, self.config.kv_cache.block_size, root)
+            self._scheduler.submit(request, time.monotonic(), keys)
             self._waiting[request.request_id] = Waiter(request, events)
         self._dispatch()
 
@@ -228,8 +255,9 @@ class PrefillService:
             self._wake.cancel()
             self._wake = None
         for assignment in self._scheduler.assign(time.monotonic()):
-            for waiter in self._waiters(assignment.batch):
-                waiter.hand_over()
+            for piece in assignment.batch.requests:
+                if waiter := self._waiting.get(piece.request_id):
+                    waiter.hand_over(piece)
             task = asyncio.create_task(self._run(assignment))
             self._running[task] = assignment.group
             task.add_done_callback(self._running.pop)
@@ -265,12 +293,13 @@ class PrefillService:
                 return
             except TimeoutError:
                 raise PeerTimeout(f"group {group} produced nothing within {self._deadline_s:g} s") from None
-            for waiter in self._waiters(batch) if is_first else ():
-                waiter.add(stamps)
+            if is_first:
+                self._scheduler.computed(batch)
+                for waiter in self._waiters(batch):
+                    waiter.add(stamps)
             for token in tokens:
                 if client := self._waiting.get(token.request_id):
-                    client.num_tokens += 1
-                    client.events.put_nowait(TokenEvent(token, client.ttft() if is_first else None))
+                    client.events.put_nowait(client.event(token, is_first=is_first))
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False

@@ -31,10 +31,11 @@ class Ttft:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One token of one request; `ttft` comes with its first."""
+    """One token of one request; `ttft` and `cached_tokens` come with its first."""
 
     token: Token
     ttft: Ttft | None = None
+    cached_tokens: int = 0  # of the prompt, found in the cache of its group
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Waiter:
     request: Request
     events: asyncio.Queue[TokenEvent | AsapError]
     handed_s: float | None = None  # when a group was given its first piece
+    cached_tokens: int = 0
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
     num_tokens: int = 0  # answered so far
     num_runs: int = 1
@@ -54,8 +56,9 @@ class Waiter:
         self.num_runs += 1
         return self.num_tokens == 0 and self.num_runs <= MAX_RUNS
 
-    def hand_over(self) -> None:
+    def hand_over(self, piece: Request) -> None:
         """A group is given a piece, or all of it."""
+        self.cached_tokens = piece.cached_tokens
         if self.handed_s is None:
             self.handed_s = time.monotonic()
 
@@ -65,8 +68,12 @@ class Waiter:
         self.stamps.dispatch_s += stamps.dispatch_s
         self.stamps.combine_s += stamps.combine_s
 
-    def ttft(self) -> Ttft:
-        """Its parts, now that the first token is here."""
+    def event(self, token: Token, *, is_first: bool) -> TokenEvent:
+        """What its client hears of a token."""
+        self.num_tokens += 1
+        return TokenEvent(token, self._ttft(), self.cached_tokens) if is_first else TokenEvent(token)
+
+    def _ttft(self) -> Ttft:
         assert self.handed_s is not None, "a token of a prompt that no group has"
         return Ttft(
             queue_s=self.handed_s - self.request.arrival_s,

@@ -28,6 +28,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     past_tokens: int = 0  # of the same prompt, in earlier chunks: its group holds their keys and values
     future_tokens: int = 0  # of the same prompt, in later chunks: no token is sampled before the last
+    table: tuple[int, ...] = ()  # its blocks in the cache of its group, for prompt and answer; none: kept for this pass
+    cached_tokens: int = 0  # of `past_tokens`, those found in that cache: its first chunk begins behind them
 
     @property
     def prompt_tokens(self) -> int:
@@ -35,32 +37,43 @@ class Request:
         return self.past_tokens + self.num_tokens + self.future_tokens
 
     @property
+    def is_first(self) -> bool:
+        """Whether nothing of the prompt was computed for this request before."""
+        return self.past_tokens == self.cached_tokens
+
+    @property
     def is_whole(self) -> bool:
-        """Whether this is a whole prompt, not a chunk."""
-        return self.past_tokens == self.future_tokens == 0
+        """Whether this is all that is to be computed of a prompt, not a chunk of it."""
+        return self.is_first and not self.future_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and longest answer, but for its last token, which is never attended."""
+        return self.prompt_tokens + self.sampling.max_tokens - 1
 
     @property
     def kv_tokens(self) -> int:
         """Tokens whose keys and values stay in memory after this pass; none for a whole prompt and a single token.
 
-        Room for the whole answer is taken at the start, so that no decode step can fail for want of it. The last
-        token is never attended.
+        Room for the whole answer is taken at the start, so that no decode step can fail for want of it.
         """
-        if self.is_whole and self.sampling.max_tokens == 1:
-            return 0
-        return self.prompt_tokens + self.sampling.max_tokens - 1
+        return 0 if self.is_whole and self.sampling.max_tokens == 1 else self.total_tokens
 
     def chunk(self, start: int, stop: int) -> Request:
-        """Tokens [start, stop) of a whole prompt."""
-        assert self.is_whole, "a chunk is cut from a whole prompt"
-        assert 0 <= start < stop <= self.num_tokens, f"chunk {start}:{stop} of {self.num_tokens} tokens"
+        """Tokens [start, stop) of its prompt, which are among those this request computes."""
+        first, end = self.past_tokens, self.past_tokens + self.num_tokens
+        assert first <= start < stop <= end, f"chunk {start}:{stop} of tokens {first}:{end}"
         return replace(
             self,
             num_tokens=stop - start,
-            token_ids=self.token_ids[4 * start : 4 * stop],
+            token_ids=self.token_ids[4 * (start - first) : 4 * (stop - first)],
             past_tokens=start,
-            future_tokens=self.num_tokens - stop,
+            future_tokens=self.prompt_tokens - stop,
         )
+
+    def behind(self, cached_tokens: int) -> Request:
+        """What is left of a whole prompt whose first `cached_tokens` are in a cache."""
+        return replace(self.chunk(cached_tokens, self.num_tokens), cached_tokens=cached_tokens)
 
 
 @dataclass(frozen=True, slots=True)

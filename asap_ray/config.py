@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from asap_ray import __version__
 from asap_ray.errors import ConfigError
-from asap_ray.spec import ParallelSpec, PrefillSpec, RowType
+from asap_ray.spec import KVCacheSpec, ParallelSpec, PrefillSpec, RowType
 from asap_ray.strict import build
 
 DEVICES: Final = ("cpu",)
@@ -32,6 +32,8 @@ class ServeConfig:
     model: str  # directory of a Hugging Face checkpoint
     parallel: ParallelSpec
     prefill: PrefillSpec = field(default_factory=default_prefill)
+    kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
+    device_memory_bytes: int | None = None  # of one device; None: its share of most of the node's (docs/kvcache.md)
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
     device: str = "cpu"
@@ -54,6 +56,8 @@ class ServeConfig:
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "
                 "a frontend whose devices are slow to answer asks that seldom"
             )
+        if self.device_memory_bytes is not None and self.device_memory_bytes < 1:
+            raise ConfigError(f"device_memory_bytes={self.device_memory_bytes} must be at least 1")
         if self.max_answer_tokens < 1:
             raise ConfigError(f"max_answer_tokens={self.max_answer_tokens} must be at least 1, the first token")
         if self.max_queued_tokens < self.prefill.max_tokens:

@@ -11,11 +11,23 @@ import msgpack
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import CacheSpec
 from asap_ray.strict import build
 
 VERSION: Final = 1
 
 _T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Pages:
+    """Where the KV cache of one attention rank lies, for whoever pulls blocks of it (`kvcache.page_memory`)."""
+
+    pid: int
+    fd: int
+    num_bytes: int
+    num_blocks: int
+    spec: CacheSpec  # with `num_blocks`, the layout: `Storage` over the same bytes has the same pages
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +43,8 @@ class Registration:
     epoch: int  # of this incarnation; a group's ranks share one
     node: str  # host name: buffers are shared inside one node
     fingerprint: dict[str, str]
+    num_blocks: int = 0  # of the KV cache on this rank; a group has the least of its ranks'. 0 on a MoE device
+    pages: Pages | None = None  # where they lie; None on a MoE device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

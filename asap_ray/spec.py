@@ -114,6 +114,20 @@ class PrefillSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVCacheSpec:
+    """Pages for the keys and values of a DP group, on each of its ranks."""
+
+    block_size: int = 64  # tokens of a page
+    memory_bytes: int | None = None  # a rank's; None: what is left of its device's memory
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or (self.memory_bytes is not None and self.memory_bytes < 1):
+            raise ConfigError(
+                f"kv_cache: block_size={self.block_size} and memory_bytes={self.memory_bytes} must be at least 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """One prefill instance: a model on devices with limits."""
 

@@ -4,26 +4,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import socket
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from asap_ray import _native
+from asap_ray.backends.kv_memory import fit_blocks, process_bytes
+from asap_ray.backends.peers import Peers
 from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
 from asap_ray.errors import Closed, CorruptMessage, PeerTimeout
+from asap_ray.kvcache.page_memory import PageMemory
+from asap_ray.kvcache.storage import Storage
 from asap_ray.layout import Layout, layout_of
-from asap_ray.messages import Registration
+from asap_ray.messages import Pages, Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
 from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
@@ -60,21 +62,6 @@ def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(rows.shape, dtype=dtype)
     rows_RH = torch.from_numpy(rows)
     return rows_RH if dtype is torch.float32 else rows_RH.view(dtype)
-
-
-class Peers:
-    """Which incarnation of each peer this device is joined to: two frontends may tell of the same successor."""
-
-    def __init__(self, peers: Sequence[Registration]) -> None:
-        self._epochs = [peer.epoch for peer in peers]
-        self._one_at_a_time = threading.Lock()
-
-    @contextlib.contextmanager
-    def replacing(self, index: int, successor: Registration) -> Iterator[bool]:
-        """Whether the successor is new here; it is known once the block has ended well."""
-        with self._one_at_a_time:
-            yield self._epochs[index] != successor.epoch
-            self._epochs[index] = successor.epoch
 
 
 class HostAttentionComm:
@@ -150,14 +137,38 @@ class HostAttention:
         self._rank = collective.rank
         self._epoch = epoch  # one a group, from rank 0
         self.stage = model.attention_stage(collective, DTYPES[config.compute_type])
+        self._pages = self._make_pages()
         self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
 
+    def _make_pages(self) -> Pages:
+        """The KV cache of this rank; it does not outlive the stage, which alone writes it."""
+        config, layout = self._config, self._layout
+        spec = self.stage.cache_spec(config.kv_cache.block_size)
+        results_bytes = NUM_SLOTS * NUM_SLOTS * layout.slot_rows * layout.hidden * config.compute_type.num_bytes
+        taken = {
+            "process with weights": process_bytes(),
+            "buffers": layout.attention_bytes + results_bytes,
+            "workspace": self.stage.workspace_bytes(config.prefill.max_tokens),
+        }
+        num_blocks = fit_blocks(config, spec, taken)
+        memory = PageMemory.create(f"pages-{self._group}-{self._rank}", num_blocks * spec.block_bytes)
+        self.stage.keep_in(Storage(spec, num_blocks, memory.bytes))
+        self._page_memory = memory
+        return Pages(pid=memory.pid, fd=memory.fd, num_bytes=memory.num_bytes, num_blocks=num_blocks, spec=spec)
+
     def registration(self, fingerprint: dict[str, str]) -> Registration:
-        """Where peers find this rank's buffer."""
+        """Where peers find this rank's buffer, and a decode instance its pages."""
         return _register(
-            self._buffer, fingerprint, role="attention", index=self._group, tp_rank=self._rank, epoch=self._epoch
+            self._buffer,
+            fingerprint,
+            role="attention",
+            index=self._group,
+            tp_rank=self._rank,
+            epoch=self._epoch,
+            num_blocks=self._pages.num_blocks,
+            pages=self._pages,
         )
 
     def connect(self, devices: Sequence[Registration]) -> None:

@@ -43,7 +43,7 @@ class PrefixCache:
 
     def __init__(self, pool: BlockPool) -> None:
         """Nothing is cached; `pool` is used by nobody else."""
-        self._pool = pool
+        self.pool = pool
         self._blocks: dict[bytes, int] = {}  # by key
         self._keys: dict[int, bytes] = {}  # by block
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -53,19 +53,19 @@ class PrefixCache:
     @property
     def num_available(self) -> int:
         """Blocks that a reservation can take: free ones and idle ones."""
-        return self._pool.num_free + len(self._idle)
+        return self.pool.num_free + len(self._idle)
 
     @property
     def num_held(self) -> int:
         """Blocks that requests hold."""
-        return self._pool.num_blocks - self.num_available
+        return self.pool.num_blocks - self.num_available
 
     def match(self, keys: Sequence[bytes], num_tokens: int) -> int:
         """How many tokens of a prompt of `num_tokens` are cached: full blocks, and never its last token.
 
         The last row has to be computed, for its logits are the first token.
         """
-        return len(self._match(keys, num_tokens)) * self._pool.block_size
+        return len(self._match(keys, num_tokens)) * self.pool.block_size
 
     def reserve(self, request_id: str, keys: Sequence[bytes], prompt_tokens: int, kv_tokens: int) -> Reservation | None:
         """Blocks for a prompt and its answer, the cached ones first; idle blocks make room.
@@ -82,17 +82,17 @@ class PrefixCache:
             None if others hold too much; then nothing has changed, and the request stays queued.
         """
         shared = self._match(keys, prompt_tokens)
-        num_fresh = self._pool.blocks_for(kv_tokens) - len(shared)
-        if num_fresh > self.num_available - sum(map(self._pool.is_idle, shared)):
+        num_fresh = self.pool.blocks_for(kv_tokens) - len(shared)
+        if num_fresh > self.num_available - sum(map(self.pool.is_idle, shared)):
             return None
         for block in shared:
             self._idle.pop(block, None)
-        for _ in range(num_fresh - self._pool.num_free):
+        for _ in range(num_fresh - self.pool.num_free):
             self._evict()
-        table = self._pool.reserve(request_id, kv_tokens, shared)
+        table = self.pool.reserve(request_id, kv_tokens, shared)
         assert table is not None
         self._prompts[request_id] = _Prompt(keys, len(shared))
-        cached_tokens = len(shared) * self._pool.block_size
+        cached_tokens = len(shared) * self.pool.block_size
         self.counts.queried_tokens += prompt_tokens
         self.counts.hit_tokens += cached_tokens
         return Reservation(table, cached_tokens)
@@ -103,27 +103,27 @@ class PrefixCache:
         From now on others find them. If another one has published the same prefix meanwhile, that one's blocks stay
         the known ones, and this request holds them too.
         """
-        prompt, table = self._prompts[request_id], self._pool.table(request_id)
-        stop = min(num_computed // self._pool.block_size, len(prompt.keys))
+        prompt, table = self._prompts[request_id], self.pool.table(request_id)
+        stop = min(num_computed // self.pool.block_size, len(prompt.keys))
         for index in range(prompt.num_published, stop):
             key, own = prompt.keys[index], table[index]
             known = self._blocks.setdefault(key, own)
             if known == own:
                 self._keys[own] = key
-                self._pool.keep(own)
+                self.pool.keep(own)
             else:
                 self._idle.pop(known, None)
-                self._pool.swap(request_id, index, known)
+                self.pool.swap(request_id, index, known)
         prompt.num_published = max(prompt.num_published, stop)
 
     def release(self, request_id: str) -> None:
         """Let go of a request's blocks; those that were published stay until room is needed."""
         del self._prompts[request_id]
-        self._idle.update(dict.fromkeys(self._pool.release(request_id)))
+        self._idle.update(dict.fromkeys(self.pool.release(request_id)))
 
     def _match(self, keys: Sequence[bytes], num_tokens: int) -> list[int]:
         shared = []
-        for key in keys[: (num_tokens - 1) // self._pool.block_size]:
+        for key in keys[: (num_tokens - 1) // self.pool.block_size]:
             if (block := self._blocks.get(key)) is None:
                 break
             shared.append(block)
@@ -132,5 +132,5 @@ class PrefixCache:
     def _evict(self) -> None:
         block, _ = self._idle.popitem(last=False)
         del self._blocks[self._keys.pop(block)]
-        self._pool.drop(block)
+        self.pool.drop(block)
         self.counts.evicted_blocks += 1

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,14 +22,25 @@ class Storage:
     ([G, P, 2 D]); MLA's is [P, W], as G is 1. Memory is touched as blocks fill.
     """
 
-    def __init__(self, spec: CacheSpec, num_blocks: int) -> None:
+    def __init__(self, spec: CacheSpec, num_blocks: int, memory: torch.Tensor | None = None) -> None:
+        """Lay pages out, one kind behind the other.
+
+        Args:
+            spec: what a token leaves.
+            num_blocks: N.
+            memory: `num_blocks * spec.block_bytes` bytes, uint8, where others may read them; None: some of its own.
+        """
         self.spec = spec
+        self.num_blocks = num_blocks
+        if memory is None:
+            memory = torch.empty(num_blocks * spec.block_bytes, dtype=torch.uint8)
         self._pages: dict[str, torch.Tensor] = {}
         self._parts: dict[str, list[torch.Tensor]] = {}  # views of the pages, [L, R, D]
-        for kind in spec.kinds:
-            shape = (spec.num_layers, num_blocks, kind.heads, spec.block_size, kind.width)
-            dtype = getattr(torch, spec.element)  # its values are torch's names
-            pages_LNGPW = self._pages[kind.name] = torch.empty(shape, dtype=dtype)
+        elements = memory.view(getattr(torch, spec.element))  # its values are torch's names
+        shapes = [(spec.num_layers, num_blocks, kind.heads, spec.block_size, kind.width) for kind in spec.kinds]
+        each = torch.split(elements, [*map(math.prod, shapes)])
+        for kind, shape, own in zip(spec.kinds, shapes, each, strict=True):
+            pages_LNGPW = self._pages[kind.name] = own.view(shape)
             self._parts[kind.name] = list(torch.split(pages_LNGPW.flatten(1, 3), list(kind.parts), dim=-1))
 
     def pages(self, name: str) -> torch.Tensor:
@@ -59,16 +72,23 @@ class PagedRows:
     """What one request keeps on one rank, in the blocks of its table, some of which a prefix hit has filled."""
 
     def __init__(self, storage: Storage, table: Sequence[int], cached_tokens: int) -> None:
+        assert max(table) < storage.num_blocks, f"block {max(table)} of a table; there are {storage.num_blocks}"
         self._storage = storage
-        self._places = {kind.name: storage.places(kind, table) for kind in storage.spec.kinds}  # [G, C]
-        self._cached_tokens = cached_tokens
-        self._num_filled: dict[tuple[str, int], int] = {}  # by kind and layer, where this request has written
+        self._places = [storage.places(kind, table) for kind in storage.spec.kinds]  # [G, C] each
+        self._num_filled_L = [cached_tokens] * storage.spec.num_layers
 
-    def extend(self, name: str, layer_idx: int, num_cached: int, *rows_GnD: torch.Tensor) -> list[torch.Tensor]:
-        """Keep n more tokens of a layer behind the first `num_cached`, each part; all so far, [G, m, D]."""
-        filled = self._num_filled.get((name, layer_idx), self._cached_tokens)
-        assert filled == num_cached, "a chunk runs ahead of the one before it"
-        stop = self._num_filled[name, layer_idx] = num_cached + rows_GnD[0].shape[1]
-        place_GC = self._places[name]
-        self._storage.write(name, layer_idx, place_GC[:, num_cached:stop], rows_GnD)
-        return self._storage.read(name, layer_idx, place_GC[:, :stop])
+    def extend(self, layer_idx: int, num_cached: int, *new_GnD: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Keep n more tokens of a layer behind the first `num_cached`; all so far, [G, m, D] each.
+
+        Parts come in the order of the kinds and go out in it: what was given if that is all there is, else read back.
+        """
+        assert self._num_filled_L[layer_idx] == num_cached, "a chunk runs ahead of the one before it"
+        stop = self._num_filled_L[layer_idx] = num_cached + new_GnD[0].shape[1]
+        waiting, kept = iter(new_GnD), []
+        for kind, place_GC in zip(self._storage.spec.kinds, self._places, strict=True):
+            self._storage.write(
+                kind.name, layer_idx, place_GC[:, num_cached:stop], [*itertools.islice(waiting, len(kind.parts))]
+            )
+            if num_cached:
+                kept += self._storage.read(kind.name, layer_idx, place_GC[:, :stop])
+        return tuple(kept) if num_cached else new_GnD

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import CacheKind
 from asap_ray.models.fields import Fields
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope
@@ -23,8 +24,11 @@ class AttentionLayer(Protocol):
     """Attention of one layer, the heads of one rank."""
 
     @property
-    def kept(self) -> Many[tuple[int, int]]:
-        """What a token leaves in the cache: heads and width of each tensor."""
+    def kept(self) -> Many[CacheKind]:
+        """What a token leaves in the cache of this rank."""
+
+    def workspace(self, num_tokens: int) -> int:
+        """Numbers it makes on the way of so many tokens, those that exist at once: an estimate."""
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """What all ranks need of this rank's normalised rows, [R, A]; the rows themselves if nothing less will do."""

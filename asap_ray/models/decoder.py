@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from torch.nn import functional
 
 from asap_ray.batch import Batch, Request, Token
+from asap_ray.kvcache.kinds import CacheSpec
+from asap_ray.kvcache.storage import PagedRows, Storage
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.dense import DenseMLP
 from asap_ray.models.fused import rms_norm
@@ -19,6 +23,12 @@ from asap_ray.models.sampler import Sampler
 from asap_ray.models.vocabulary import Vocabulary
 from asap_ray.models.weights import Shard
 from asap_ray.protocol import Collective, Finished, Routed
+from asap_ray.spec import RowType
+
+FLOAT_BYTES: Final = 4
+
+HIDDEN_COPIES: Final = 6
+"""Of a batch's hidden states: residual stream, normalised, gathered, partial sums, experts' results, and one more."""
 
 
 class DecoderLayer:
@@ -54,12 +64,32 @@ class Decoder:
         self._layers = [DecoderLayer(shard, config, layer_idx) for layer_idx in range(config.num_layers)]
         self._vocabulary = Vocabulary(shard, config, collective)
         self._norm_H = shard.vector("model.norm.weight", config.hidden)
-        self._kept: dict[str, Cache] = {}  # of prompts with chunks to come, by request id
+        self._storage: Storage | None = None
+        self._kept: dict[str, Cache | PagedRows] = {}  # of prompts with chunks to come, by request id
 
     @property
     def num_kept(self) -> int:
         """Prompts with chunks to come."""
         return len(self._kept)
+
+    def cache_spec(self, block_size: int) -> CacheSpec:
+        """What this rank keeps of a token, in pages of `block_size` of them."""
+        return CacheSpec(
+            num_layers=len(self._layers),
+            block_size=block_size,
+            kinds=tuple(self._layers[0].attention.kept),
+            element=RowType(str(self._dtype).removeprefix("torch.")),
+        )
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        """What a pass over so many tokens needs beside weights and pages: an estimate, on the side of too much."""
+        parts = (part for layer in self._layers for part in (layer.attention, layer.dense) if part)
+        widest = max(part.workspace(num_tokens) for part in parts)
+        return FLOAT_BYTES * (widest + HIDDEN_COPIES * num_tokens * self._config.hidden)
+
+    def keep_in(self, storage: Storage) -> None:
+        """Where requests that come with a table of blocks keep their keys and values from now on."""
+        self._storage = storage
 
     async def start(self, batch: Batch) -> Pass:
         """See `AttentionStage`; the chunk before each chunk has started."""
@@ -78,14 +108,22 @@ class Decoder:
         token_ids = b"".join(request.token_ids for request in batch.requests)  # as every CPU we run on: little-endian
         return self._pass(answers, torch.from_numpy(np.frombuffer(token_ids, np.int32).copy()))
 
-    def _cache(self, request: Request) -> Cache | None:
+    def _cache(self, request: Request) -> Cache | PagedRows | None:
         """Where a request's keys and values stay; the chunks of one prompt share it. The last chunk takes it along."""
-        cache = self._kept.pop(request.request_id) if request.past_tokens else None
-        if request.kv_tokens and cache is None:
-            cache = Cache(self._layers[0].attention.kept, len(self._layers), request.kv_tokens, self._dtype)
+        is_first = request.past_tokens == request.cached_tokens
+        cache = self._room(request) if is_first else self._kept.pop(request.request_id)
         if request.future_tokens and cache:
             self._kept[request.request_id] = cache
         return cache
+
+    def _room(self, request: Request) -> Cache | PagedRows | None:
+        """For a prompt and its answer: its pages, or memory of its own, or none where nothing comes after it."""
+        if request.table:
+            assert self._storage, f"prompt {request.request_id!r} has a table of blocks; there are no pages"
+            return PagedRows(self._storage, request.table, request.cached_tokens)
+        if request.kv_tokens:
+            return Cache(self._layers[0].attention.kept, len(self._layers), request.kv_tokens, self._dtype)
+        return None
 
     def _pass(self, answers: list[Answer], token_ids_S: torch.Tensor) -> Pass:
         num_tokens, size = len(token_ids_S), self._collective.size

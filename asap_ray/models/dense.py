@@ -18,6 +18,10 @@ class DenseMLP:
         self._gate_up_HJ = torch.cat(tuple(gate_up), dim=1)
         self._down_IH = shard.row_parallel(f"{name}.down_proj.weight", (hidden, width))
 
+    def workspace(self, num_tokens: int) -> int:
+        """Numbers it makes on the way of so many tokens: gate, up and their product."""
+        return num_tokens * (self._gate_up_HJ.shape[1] + len(self._down_IH))
+
     def __call__(self, hidden_SH: torch.Tensor) -> torch.Tensor:
         """This rank's part of the output sum, [S, H]."""
         return swiglu(hidden_SH @ self._gate_up_HJ) @ self._down_IH

@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import indexer
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.mla import NORM_EPS, Latent, LatentAttention
 from asap_ray.models.passes import Sequence
@@ -108,7 +109,13 @@ class SparseLatentAttention:
         self._layer_idx = layer_idx
         self._latent = LatentAttention(shard, sizes.latent, hidden, layer_idx)
         self._indexer = Indexer(shard, sizes, hidden, layer_idx)
-        self.kept = (*self._latent.kept, (1, sizes.head_dim))
+        self.kept = (*self._latent.kept, indexer(sizes.head_dim))
+
+    def workspace(self, num_tokens: int) -> int:
+        """See `AttentionLayer`: also what the indexer makes, and blocks of scores and of latents chosen."""
+        sizes = self._sizes
+        width = sizes.num_heads * (sizes.head_dim + 1) + 2 * sizes.head_dim
+        return self._latent.workspace(num_tokens) + num_tokens * width + 2 * max(BLOCK, num_tokens * sizes.num_heads)
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: what latent attention needs, then what the indexer needs."""

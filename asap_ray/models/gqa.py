@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import grouped_query
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fields import Fields
 from asap_ray.models.fused import norm_and_rotate_
@@ -84,7 +85,7 @@ class GroupedQueryAttention:
         heads = shard.part(num_heads)
         kv_heads = kv_heads_of(attention, heads)
         self._split = [len(heads), len(kv_heads), len(kv_heads)]
-        self.kept = ((len(kv_heads), head_dim),) * 2
+        self.kept = (grouped_query(len(kv_heads), head_dim),)
         self._qkv_HC = self._qkv(shard, "weight", (config.hidden,)).T.contiguous()
         self._out_CH = shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim))
         self._qkv_bias_C = self._qkv(shard, "bias", ()) if attention.qkv_bias else None
@@ -113,6 +114,10 @@ class GroupedQueryAttention:
                 for head in own
             ]
         return torch.cat(parts)
+
+    def workspace(self, num_tokens: int) -> int:
+        """See `AttentionLayer`: queries, keys and values, and what they make."""
+        return num_tokens * (sum(self._split) + self._split[0]) * self._head_dim
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: every head needs the whole rows."""

@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional
 
 from asap_ray.errors import ConfigError
+from asap_ray.kvcache.kinds import latent
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import attend
@@ -79,7 +80,7 @@ class LatentAttention:
             raise ConfigError(f"tp={shard.size} must divide num_attention_heads={sizes.num_heads}")
         self._sizes = sizes
         self._layer_idx = layer_idx
-        self.kept = ((1, sizes.kept_dim),)
+        self.kept = (latent(sizes.latent_rank, sizes.rope.dim),)
         name, heads = f"model.layers.{layer_idx}.self_attn", shard.part(sizes.num_heads)
         part = shard.checkpoint.part
         down = part(f"{name}.kv_a_proj_with_mqa.weight", (sizes.kept_dim, hidden))
@@ -109,6 +110,13 @@ class LatentAttention:
         if sizes.rope.yarn:
             weight = weight.float() * sizes.rope.yarn.softmax_scale
         return shard.own(weight.T)
+
+    def workspace(self, num_tokens: int) -> int:
+        """See `AttentionLayer`: latents, queries, what they make; and keys and values of a few heads."""
+        sizes, num_heads = self._sizes, len(self._up_NXC)
+        width = self._down_HA.shape[1] + num_heads * (sizes.head_dim + sizes.value_dim)
+        head = num_tokens * sizes.head_dim
+        return num_tokens * width + 3 * max(head, min(EXPANDED, num_heads * head))
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: the latents, normalised, and the key to be rotated."""

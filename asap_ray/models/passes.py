@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from asap_ray.batch import Request, Token
+from asap_ray.kvcache.kinds import CacheKind
+from asap_ray.kvcache.storage import PagedRows
 from asap_ray.models.rope import Angles
 from asap_ray.models.sampler import Sampler, token_of
 
@@ -19,14 +21,18 @@ class Cache:
     """What attention keeps of one prompt on one rank, with room for all of it and its answer; touched as it fills.
 
     Args:
-        kept: heads and width of each tensor a token leaves: keys and values, or a latent that stands for both.
+        kinds: what a token leaves: keys and values, or a latent that stands for both.
         num_layers: decoder layers.
         num_tokens: of prompt and answer.
         dtype: the compute type.
     """
 
-    def __init__(self, kept: Many[tuple[int, int]], num_layers: int, num_tokens: int, dtype: torch.dtype) -> None:
-        self._kept = [torch.empty(num_layers, num_heads, num_tokens, width, dtype=dtype) for num_heads, width in kept]
+    def __init__(self, kinds: Many[CacheKind], num_layers: int, num_tokens: int, dtype: torch.dtype) -> None:
+        self._kept = [
+            torch.empty(num_layers, kind.heads, num_tokens, width, dtype=dtype)
+            for kind in kinds
+            for width in kind.parts
+        ]
         self._num_filled_L = [0] * num_layers
 
     @property
@@ -50,7 +56,7 @@ class Sequence:
 
     rows: slice  # of the batch
     num_cached: int = 0  # tokens before these rows
-    cache: Cache | None = None  # None: a whole prompt after which nothing comes
+    cache: Cache | PagedRows | None = None  # None: a whole prompt after which nothing comes
 
     @property
     def num_rows(self) -> int:

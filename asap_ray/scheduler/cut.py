@@ -13,7 +13,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.scheduler.shares import Cost
 
 Cut = Callable[[Request], list[Request]]
-"""A prompt -> its pieces, in order; itself if it stays whole."""
+"""What a group has to compute of a prompt -> its pieces, in order; itself if it stays whole."""
 
 
 def whole(request: Request) -> list[Request]:
@@ -29,7 +29,9 @@ class EqualTokens:
 
     def __call__(self, request: Request) -> list[Request]:
         """See `Cut`."""
-        return _pieces(request, [*range(0, request.num_tokens, self.num_tokens), request.num_tokens])
+        first = request.past_tokens
+        stop = first + request.num_tokens
+        return _pieces(request, [*range(first, stop, self.num_tokens), stop])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,17 @@ class EqualWork:
 
     def __call__(self, request: Request) -> list[Request]:
         """See `Cut`."""
-        num_tokens = request.num_tokens
-        total = self.cost(0, num_tokens)
+        first, num_tokens = request.past_tokens, request.num_tokens
+        total = self.cost(first, num_tokens)
         num_pieces = min(num_tokens, math.ceil(total / self.work))
         ends = [
-            bisect_left(range(num_tokens), total * number / num_pieces, key=lambda stop: self.cost(0, stop))
+            first + bisect_left(range(num_tokens), total * number / num_pieces, key=lambda n: self.cost(first, n))
             for number in range(num_pieces)
         ]
-        return _pieces(request, [*ends, num_tokens])
+        return _pieces(request, [*ends, first + num_tokens])
 
 
 def _pieces(request: Request, ends: list[int]) -> list[Request]:
-    if len(ends) == 2:  # from 0 to all of it
+    if len(ends) == 2:  # all of it
         return [request]
     return [request.chunk(start, stop) for start, stop in pairwise(ends)]

@@ -23,8 +23,11 @@ class DrainRate:
         self._num_tokens = FADE * self._num_tokens + num_tokens
         self._busy_s = FADE * self._busy_s + busy_s
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of a token while there is work; 0 before the first batch is done."""
+        return self._busy_s / self._num_tokens if self._num_tokens else 0.0
+
     def seconds(self, num_tokens: int) -> float:
         """How long so many tokens take."""
-        if self._num_tokens == 0:
-            return UNKNOWN_S
-        return num_tokens * self._busy_s / self._num_tokens
+        return num_tokens * self.token_s if self._num_tokens else UNKNOWN_S

@@ -7,7 +7,9 @@ ends every assignment with `done` or `requeue`, and calls `assign` again then, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from asap_ray.batch import Batch, Request
 from asap_ray.errors import ConfigError, Overloaded, RequestError
@@ -15,6 +17,7 @@ from asap_ray.scheduler.admission import Admission, refill
 from asap_ray.scheduler.drain_rate import DrainRate
 from asap_ray.scheduler.paper import Paper
 from asap_ray.scheduler.policy import Group, Policy
+from asap_ray.scheduler.prefixes import Backlog, Prefixes
 from asap_ray.spec import PrefillSpec
 
 
@@ -44,6 +47,8 @@ class DualBatchScheduler:
     ) -> None:
         """`policy`, the paper's if None, is empty and made for this `prefill`; `admission` says when a group has room.
 
+        Without `open_caches` no prompt is found in a cache, and none is longer than `prefill.max_tokens`.
+
         Raises:
             ConfigError: the queue could not admit the longest prompt.
         """
@@ -59,8 +64,21 @@ class DualBatchScheduler:
         self._policy = policy or Paper(prefill)
         self._admission = admission
         self._groups = [Group(index) for index in range(num_groups)]
+        self._longest_prompt = prefill.max_tokens
+        self._prefixes = Prefixes()
+        self._forget: dict[int, tuple[str, ...]] = {}  # what a batch that found no room was to tell its group
+        self._full: set[int] = set()  # groups whose next prompt finds no room, as `assign` left them
+        self._now = 0.0
         self._drain_rate = DrainRate()
         self._busy_since_s = 0.0
+
+    def open_caches(self, prefixes: Prefixes) -> None:
+        """Keep prompts in these caches, one a group; nothing was submitted yet."""
+        self._prefixes = prefixes
+        self._longest_prompt = min(self._policy.longest_prompt, self._max_queued_tokens, prefixes.room)
+        for group in self._groups:
+            group.seen = partial(self._seen, group.index)
+            group.has_blocks = True
 
     @property
     def num_queued(self) -> int:
@@ -72,6 +90,11 @@ class DualBatchScheduler:
         """Their prompt tokens."""
         return self._policy.num_tokens
 
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt that can run."""
+        return self._longest_prompt
+
     def in_flight(self, group: int) -> tuple[Batch, ...]:
         """Batches assigned to a group and not ended yet."""
         return tuple(self._groups[group].in_flight)
@@ -80,15 +103,20 @@ class DualBatchScheduler:
         """Refuse what could never be queued, or not beside what is queued or runs.
 
         Raises:
-            RequestError: the length is not in 1..max_tokens, or the id is in use.
+            RequestError: too long for the policy, the queue or a cache; or the id is in use.
         """
-        self._policy.check(request)
-        running = (each for group in self._groups for batch in group.in_flight for each in batch.requests)
-        if any(each.request_id == request.request_id for each in running):
+        if not 1 <= request.num_tokens <= self._longest_prompt:
+            raise RequestError(
+                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self._longest_prompt}",
+                param="prompt",
+            )
+        self._prefixes.check(request)
+        running = (each.request_id for group in self._groups for batch in group.in_flight for each in batch.requests)
+        if self._policy.has(request.request_id) or request.request_id in running:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
 
-    def submit(self, request: Request, now: float) -> None:
-        """Queue a request.
+    def submit(self, request: Request, now: float, keys: Sequence[bytes] = ()) -> None:
+        """Queue a request; `keys` name the full blocks of its prompt (`kvcache.block_keys`).
 
         Raises:
             Overloaded: the queue is full; says when it will have drained.
@@ -105,6 +133,7 @@ class DualBatchScheduler:
                 f"there is no room for a prompt of {request.num_tokens}",
                 retry_after_s=self._drain_rate.seconds(self.num_queued_tokens),
             )
+        self._prefixes.add(request, keys)
         self._policy.push(request, now)
 
     def cancel(self, request_id: str) -> bool:
@@ -112,16 +141,25 @@ class DualBatchScheduler:
 
         A group that was kept for it is free for what came later.
         """
-        return self._policy.remove(request_id)
+        is_cancelled = self._policy.remove(request_id)
+        if is_cancelled:
+            self._prefixes.cancel(request_id)
+        return is_cancelled
 
     def assign(self, now: float) -> list[Assignment]:
         """Every batch that can start now; they count as in flight from here on."""
         assignments = []
-        self._count_free()
+        self._full.clear()
+        self._look(now)
         while taken := self._policy.take(now, self._groups):
             group, batch = taken
+            batch = self._reserved(group, batch)
+            if not batch.requests:
+                continue
             if not any(each.in_flight for each in self._groups):
                 self._busy_since_s = now
+            if not group.in_flight:
+                group.busy_since_s = now
             group.in_flight.append(batch)
             group.num_free -= 1
             assignments.append(Assignment(group.index, batch))
@@ -129,14 +167,21 @@ class DualBatchScheduler:
 
     def wake_at(self, now: float) -> float | None:
         """When `assign` has a batch if nothing else happens; None if only an event can bring one."""
-        self._count_free()
+        self._look(now)
         closes_at = self._policy.wake_at(now, self._groups)
-        return None if closes_at is None else max(now, closes_at)
+        wake_at = min(self._prefixes.wake_at, float("inf") if closes_at is None else closes_at)
+        return None if wake_at == float("inf") else max(now, wake_at)
+
+    def computed(self, batch: Batch) -> None:
+        """The first pass of a batch has ended well: its prompts can be found in the cache of its group."""
+        self._prefixes.computed(batch)
 
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended, well or not; its slot is free."""
         self._groups[group].in_flight.remove(batch)
+        self._groups[group].busy_since_s = now
         self._policy.ended(batch)
+        self._prefixes.ended(batch)
         self._drain_rate.add(batch.num_tokens, now - self._busy_since_s)
         self._busy_since_s = now
 
@@ -148,7 +193,8 @@ class DualBatchScheduler:
         """
         group = next(group for group in self._groups if batch in group.in_flight)
         group.in_flight.remove(batch)
-        self._policy.put_back(batch)
+        self._policy.put_back([self._prefixes.whole(each) for each in batch.requests])
+        self._prefixes.put_back(batch)
 
     def mark_down(self, group: int) -> None:
         """Assign nothing more to a group; what it runs still ends with `done` or `requeue`.
@@ -156,12 +202,46 @@ class DualBatchScheduler:
         A prompt of which it had pieces to come starts over, unless one is in flight: that one's end decides.
         """
         self._groups[group].is_up = False
+        self._forget.pop(group, None)
         self._policy.abandon(group)
+        self._prefixes.lose(group)
 
     def mark_up(self, group: int) -> None:
-        """The group takes batches again."""
+        """The group takes batches again, and has nothing cached."""
         self._groups[group].is_up = True
+        self._prefixes.restore(group)
 
-    def _count_free(self) -> None:
+    def _look(self, now: float) -> None:
+        """Say what the policy may see of the groups at this moment."""
+        self._now = now
+        self._prefixes.look()
         for group in self._groups:
-            group.num_free = self._admission(len(group.in_flight))
+            group.num_free = 0 if group.index in self._full else self._admission(len(group.in_flight))
+
+    def _reserved(self, group: Group, batch: Batch) -> Batch:
+        """What of a batch has room in its group's cache; the rest is put back, and a group without any is full."""
+        forget = self._forget.pop(group.index, ())
+        batch, waiting = self._prefixes.reserve(group.index, replace(batch, forget=(*forget, *batch.forget)))
+        if waiting:
+            self._policy.put_back(waiting)
+        if not batch.requests:
+            self._full.add(group.index)
+            self._forget[group.index] = batch.forget
+            group.num_free = 0
+        return batch
+
+    def _seen(self, group: int, request: Request) -> Request | None:
+        """See `Group`."""
+        return self._prefixes.seen(group, request, self._now, self._backlog())
+
+    def _backlog(self) -> Backlog:
+        """A group has to do what is in flight there, less what it may have done of it since its last batch ended."""
+        up = [group for group in self._groups if group.is_up]
+        token_s = self._drain_rate.token_s * len(up)
+        queue_s = {
+            group.index: max(
+                0.0, token_s * sum(batch.num_tokens for batch in group.in_flight) - (self._now - group.busy_since_s)
+            )
+            for group in up
+        }
+        return Backlog(queue_s, token_s)

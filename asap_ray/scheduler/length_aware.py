@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from asap_ray.batch import Batch, Request
-from asap_ray.errors import RequestError
-from asap_ray.scheduler.policy import check_length
+from asap_ray.scheduler.policy import Group
 from asap_ray.spec import PrefillSpec
 
 
@@ -42,27 +41,21 @@ class LengthAwareBatcher:
         """Their prompt tokens."""
         return self._num_tokens
 
-    def check(self, request: Request) -> None:
-        """Refuse what no queue could take.
-
-        Raises:
-            RequestError: its length is not in 1..max_tokens, or its id already waits.
-        """
-        check_length(self._prefill, request)
-        if request.request_id in self._waiting:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a request of this id waits."""
+        return request_id in self._waiting
 
     def push(self, request: Request, now: float) -> None:
-        """Append a request that passed `check`."""
+        """Append a request."""
         self._waiting[request.request_id] = _Waiting(request, now + self._prefill.max_wait_s)
         self._num_tokens += request.num_tokens
 
-    def push_front(self, batch: Batch) -> None:
-        """Put a batch's requests back at the head, in their order; they have waited enough."""
-        for request in reversed(batch.requests):
+    def push_front(self, requests: Sequence[Request]) -> None:
+        """Put requests back at the head, in their order; they have waited enough."""
+        for request in reversed(requests):
             self._waiting[request.request_id] = _Waiting(request, float("-inf"))
             self._waiting.move_to_end(request.request_id, last=False)
-        self._num_tokens += batch.num_tokens
+            self._num_tokens += request.num_tokens
 
     def remove(self, request_id: str) -> bool:
         """Drop a request that still waits; whether it did."""
@@ -75,15 +68,15 @@ class LengthAwareBatcher:
         request = next(self._behind(skip), None)
         return request is not None and self._prefill.is_solo(request.num_tokens)
 
-    def peek(self, now: float, skip: int = 0) -> Batch | None:
-        """The next closed batch behind the first `skip` requests; None if there is none yet."""
-        batch, closed = self._cut(skip)
+    def peek(self, now: float, group: Group, skip: int = 0) -> Batch | None:
+        """The next closed batch for a group, of those behind the first `skip` requests; None if there is none yet."""
+        batch, closed = self._cut(group, skip)
         overdue = batch.requests and now >= self._full_at(batch)
         return batch if closed or overdue else None
 
-    def closes_at(self, skip: int = 0) -> float | None:
-        """When the next batch closes without further requests, at the latest; None if nothing waits."""
-        batch, closed = self._cut(skip)
+    def closes_at(self, group: Group, skip: int = 0) -> float | None:
+        """When the next batch closes without further requests, at the latest; None if nothing waits for this group."""
+        batch, closed = self._cut(group, skip)
         if closed:
             return float("-inf")
         return self._full_at(batch) if batch.requests else None
@@ -93,12 +86,12 @@ class LengthAwareBatcher:
         for request in batch.requests:
             self.remove(request.request_id)
 
-    def _cut(self, skip: int) -> tuple[Batch, bool]:
-        """The forming batch, and whether its tokens alone close it."""
+    def _cut(self, group: Group, skip: int) -> tuple[Batch, bool]:
+        """The forming batch, as its group would run it, and whether its tokens alone close it."""
         requests: list[Request] = []
         num_tokens = kv_tokens = 0
-        for request in self._behind(skip):
-            num_tokens, kv_tokens = num_tokens + request.num_tokens, kv_tokens + request.kv_tokens
+        for request in filter(None, map(group.seen, self._behind(skip))):
+            num_tokens, kv_tokens = num_tokens + request.num_tokens, kv_tokens + group.kv_tokens(request)
             if requests and (self._prefill.is_solo(num_tokens) or kv_tokens > self._prefill.max_tokens):
                 return Batch(tuple(requests)), True
             requests.append(request)

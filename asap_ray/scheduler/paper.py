@@ -8,7 +8,7 @@ from asap_ray.batch import Batch, Request
 from asap_ray.scheduler.length_aware import LengthAwareBatcher
 from asap_ray.scheduler.policy import Group
 from asap_ray.scheduler.shares import Cost, tokens
-from asap_ray.scheduler.work import least_work
+from asap_ray.scheduler.work import by_work, least_work
 from asap_ray.spec import PrefillSpec
 
 
@@ -34,9 +34,14 @@ class Paper:
         """See `Policy`."""
         return self._queue.num_tokens
 
-    def check(self, request: Request) -> None:
+    @property
+    def longest_prompt(self) -> int:
+        """See `Policy`: a prompt is one batch; the paper sends longer ones to instances of their own (5.1)."""
+        return self._prefill.max_tokens
+
+    def has(self, request_id: str) -> bool:
         """See `Policy`."""
-        self._queue.check(request)
+        return request_id in self._queue
 
     def push(self, request: Request, now: float) -> None:
         """See `Policy`."""
@@ -49,23 +54,24 @@ class Paper:
     def take(self, now: float, groups: Sequence[Group]) -> tuple[Group, Batch] | None:
         """See `Policy`."""
         candidates, num_skipped = self._candidates(groups)
-        batch = self._queue.peek(now, num_skipped) if candidates else None
-        if batch is None:
-            return None
-        self._queue.take(batch)
-        return least_work(candidates, self._cost), batch
+        for group in by_work(candidates, self._cost):
+            if batch := self._queue.peek(now, group, num_skipped):
+                self._queue.take(batch)
+                return group, batch
+        return None
 
     def wake_at(self, now: float, groups: Sequence[Group]) -> float | None:  # noqa: ARG002
         """See `Policy`."""
         candidates, num_skipped = self._candidates(groups)
-        return self._queue.closes_at(num_skipped) if candidates else None
+        times = [self._queue.closes_at(group, num_skipped) for group in candidates]
+        return min((each for each in times if each is not None), default=None)
 
     def ended(self, batch: Batch) -> None:
         """See `Policy`."""
 
-    def put_back(self, batch: Batch) -> None:
+    def put_back(self, prompts: Sequence[Request]) -> None:
         """See `Policy`."""
-        self._queue.push_front(batch)
+        self._queue.push_front(prompts)
 
     def abandon(self, group: int) -> None:
         """See `Policy`: a prompt is whole in its batch."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from asap_ray.batch import Batch, Request
-from asap_ray.errors import RequestError
-from asap_ray.spec import PrefillSpec
+
+
+def as_it_is(request: Request) -> Request:
+    """The prompt itself: nothing of it is in a cache."""
+    return request
 
 
 @dataclass(slots=True)
@@ -19,6 +22,14 @@ class Group:
     is_up: bool = True
     in_flight: list[Batch] = field(default_factory=list)
     num_free: int = 0  # batches it may take now
+    seen: Callable[[Request], Request | None] = as_it_is
+    """A whole prompt -> what this group would have to compute of it; None: it is left for one that has more of it."""
+    busy_since_s: float = 0.0  # when it last began to work or ended a batch
+    has_blocks: bool = False  # for keys and values, reserved beforehand: a batch needs no bound of its own
+
+    def kv_tokens(self, piece: Request) -> int:
+        """Tokens whose keys and values a batch has to find room for, because nobody reserved it."""
+        return 0 if self.has_blocks else piece.kv_tokens
 
 
 class Policy(Protocol):
@@ -32,11 +43,15 @@ class Policy(Protocol):
     def num_tokens(self) -> int:
         """Tokens that no batch has yet."""
 
-    def check(self, request: Request) -> None:
-        """Refuse with RequestError what no queue could take, or an id that waits."""
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt it can run."""
+
+    def has(self, request_id: str) -> bool:
+        """Whether a prompt of this id waits, or has pieces that do."""
 
     def push(self, request: Request, now: float) -> None:
-        """Add a whole prompt that passed `check`."""
+        """Add a whole prompt, no longer than the longest and of an id that is not here."""
 
     def remove(self, request_id: str) -> bool:
         """Drop what no batch has of a prompt; whether there was anything."""
@@ -50,21 +65,8 @@ class Policy(Protocol):
     def ended(self, batch: Batch) -> None:
         """A batch ended, well or not, and is not put back."""
 
-    def put_back(self, batch: Batch) -> None:
-        """A batch was lost with its group: its prompts start over, before all others."""
+    def put_back(self, prompts: Sequence[Request]) -> None:
+        """The whole prompts of a batch that was lost, or of a part of it that found no room: they start over, first."""
 
     def abandon(self, group: int) -> None:
         """A group was lost: prompts it was to go on with start over, unless `ended` or `put_back` will tell of them."""
-
-
-def check_length(prefill: PrefillSpec, request: Request) -> None:
-    """Refuse a prompt that can never run.
-
-    Raises:
-        RequestError: its length is not in 1..max_tokens.
-    """
-    if not 1 <= request.num_tokens <= prefill.max_tokens:
-        raise RequestError(
-            f"prompt has {request.num_tokens} tokens; this instance takes 1 to {prefill.max_tokens}",
-            param="prompt",
-        )

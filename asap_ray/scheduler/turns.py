@@ -11,11 +11,10 @@ from itertools import count
 from typing import Final
 
 from asap_ray.batch import Batch, Request
-from asap_ray.errors import RequestError
 from asap_ray.scheduler.cut import Cut, EqualWork
 from asap_ray.scheduler.order import HeadStart, Order
-from asap_ray.scheduler.policy import Group, check_length
-from asap_ray.scheduler.shares import Cost, tokens
+from asap_ray.scheduler.policy import Group
+from asap_ray.scheduler.shares import UNLIMITED, Cost, tokens
 from asap_ray.scheduler.work import by_work
 from asap_ray.spec import PrefillSpec
 
@@ -31,7 +30,7 @@ class _Prompt:
     number: int  # of equal keys the least goes first
     request: Request = field(compare=False)
     full_at: float = field(compare=False)  # from here on its batch goes as it is
-    pieces: deque[Request] = field(compare=False)
+    pieces: deque[Request] = field(compare=False)  # before a group has one: as they are where nothing of it is cached
     num_running: int = field(compare=False, default=0)
     is_cancelled: bool = field(compare=False, default=False)
     group: int = field(compare=False, default=-1)  # that holds its keys and values, once a piece was taken
@@ -76,11 +75,14 @@ class Turns:
         """See `Policy`."""
         return len(self._waiting)
 
-    def check(self, request: Request) -> None:
+    @property
+    def longest_prompt(self) -> int:
+        """See `Policy`: no piece is longer than a turn, however many there are."""
+        return UNLIMITED
+
+    def has(self, request_id: str) -> bool:
         """See `Policy`."""
-        check_length(self._prefill, request)
-        if request.request_id in self._waiting or request.request_id in self._running:
-            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        return request_id in self._waiting or request_id in self._running
 
     def push(self, request: Request, now: float) -> None:
         """See `Policy`."""
@@ -103,15 +105,15 @@ class Turns:
     def take(self, now: float, groups: Sequence[Group]) -> tuple[Group, Batch] | None:
         """See `Policy`."""
         for group in by_work((each for each in groups if each.is_up and each.num_free > 0), self._cost):
-            chosen, closes_at = self._fill(group.index)
+            chosen, closes_at = self._fill(group)
             if closes_at <= now:
-                pieces = tuple(self._take(prompt, group.index) for prompt in chosen)
+                pieces = tuple(self._take(prompt, ahead, group.index) for prompt, ahead in chosen)
                 return group, Batch(pieces, tuple(self._forget.pop(group.index, ())))
         return None
 
     def wake_at(self, now: float, groups: Sequence[Group]) -> float | None:  # noqa: ARG002
         """See `Policy`."""
-        free = [group.index for group in groups if group.is_up and group.num_free > 0]
+        free = [group for group in groups if group.is_up and group.num_free > 0]
         closes_at = min((self._fill(group)[1] for group in free), default=float("inf"))
         return None if closes_at == float("inf") else closes_at
 
@@ -122,17 +124,17 @@ class Turns:
                 prompt.num_running -= 1
                 self._end_if_idle(prompt)
 
-    def put_back(self, batch: Batch) -> None:
+    def put_back(self, prompts: Sequence[Request]) -> None:
         """See `Policy`; of a cancelled prompt nothing starts over."""
-        for request in reversed(batch.requests):
+        for request in reversed(prompts):
             prompt = self._running.get(request.request_id)
-            if request.is_whole:
-                self._push_front(request)
-            elif prompt and prompt.is_cancelled:
+            if prompt and prompt.is_cancelled:
                 prompt.num_running -= 1
                 self._end_if_idle(prompt)
-            elif prompt:  # else another of its pieces came back before
+            elif prompt:
                 self._start_over(prompt)
+            elif request.request_id not in self._waiting:  # else another of its pieces came back before
+                self._push_front(request)
 
     def abandon(self, group: int) -> None:
         """See `Policy`."""
@@ -142,51 +144,62 @@ class Turns:
             else:
                 self._start_over(prompt)
 
-    def _fill(self, group: int) -> tuple[list[_Prompt], float]:
-        """The prompts whose next pieces are the next batch of a group, and when it goes as it is; inf: never."""
-        chosen: list[_Prompt] = []
+    def _fill(self, group: Group) -> tuple[list[tuple[_Prompt, deque[Request]]], float]:
+        """The prompts whose next pieces are the next batch of a group, and when it goes as it is; inf: never.
+
+        Each with its pieces as that group would run them.
+        """
+        chosen: list[tuple[_Prompt, deque[Request]]] = []
         load = _Load()
-        for prompt in self._in_order(group):
-            piece = prompt.pieces[0]
-            if not self._fits(load, piece):
+        for prompt in self._in_order(group.index):
+            ahead = self._ahead(prompt, group)
+            if not ahead:
+                continue
+            added = _Load.of(ahead[0], group, self._cost)
+            if not self._fits(load, added):
                 return chosen, float("-inf")
-            load.add(piece, self._cost(piece.past_tokens, piece.num_tokens))
-            chosen.append(prompt)
+            load.add(added)
+            chosen.append((prompt, ahead))
         if load.num_tokens >= self._prefill.inflection_tokens:
             return chosen, float("-inf")
-        return chosen, min((prompt.full_at for prompt in chosen), default=float("inf"))
+        return chosen, min((prompt.full_at for prompt, _ in chosen), default=float("inf"))
 
     def _in_order(self, group: int) -> Iterator[_Prompt]:
         """What a group may run: every short prompt, and the long one it goes on with or the first one."""
         long = self._under_way.get(group)
         return merge(self._short, [long] if long else self._long[:1])
 
-    def _fits(self, load: _Load, piece: Request) -> bool:
+    def _ahead(self, prompt: _Prompt, group: Group) -> deque[Request]:
+        """The pieces of a prompt that no batch has, for a group; none if it leaves the prompt to another."""
+        if prompt.group >= 0 or (seen := group.seen(prompt.request)) is prompt.request:
+            return prompt.pieces
+        return deque(self._cut(seen)) if seen else deque()
+
+    def _fits(self, load: _Load, added: _Load) -> bool:
         if not load.num_tokens:
             return True
-        num_tokens = load.num_tokens + piece.num_tokens
-        if self._prefill.is_solo(num_tokens) or load.kv_tokens + piece.kv_tokens > self._prefill.max_tokens:
+        num_tokens = load.num_tokens + added.num_tokens
+        if self._prefill.is_solo(num_tokens) or load.kv_tokens + added.kv_tokens > self._prefill.max_tokens:
             return False
-        is_in_turn = (
-            num_tokens <= self._turn_tokens
-            and load.work + self._cost(piece.past_tokens, piece.num_tokens) <= self._turn
-        )
+        is_in_turn = num_tokens <= self._turn_tokens and load.work + added.work <= self._turn
         return is_in_turn or load.num_tokens < self._prefill.inflection_tokens
 
-    def _take(self, prompt: _Prompt, group: int) -> Request:
-        """The next piece of a prompt, for a group."""
+    def _take(self, prompt: _Prompt, ahead: deque[Request], group: int) -> Request:
+        """The next piece of a prompt, for a group that has `ahead` of it to run."""
         request_id = prompt.request.request_id
         if self._waiting.pop(request_id, None):
             self._queue_of(prompt).remove(prompt)
-        piece = prompt.pieces.popleft()
+            self.num_tokens -= ahead[0].cached_tokens
+        piece = ahead.popleft()
+        prompt.pieces = ahead
         self.num_tokens -= piece.num_tokens
         if not piece.is_whole:
             prompt.num_running += 1
             prompt.group = group
             self._running[request_id] = prompt
             self._under_way[group] = prompt
-        if piece.past_tokens and not piece.future_tokens:
-            del self._under_way[group]
+            if not piece.future_tokens:
+                del self._under_way[group]
         return piece
 
     def _push(self, request: Request, key: float, number: int, full_at: float) -> None:
@@ -201,6 +214,7 @@ class Turns:
         self._push(request, float("-inf"), -next(self._number), float("-inf"))
 
     def _queue_of(self, prompt: _Prompt) -> list[_Prompt]:
+        """Of a prompt that waits: its pieces are those of the whole prompt."""
         return self._long if len(prompt.pieces) > 1 else self._short
 
     def _end_if_idle(self, prompt: _Prompt) -> None:
@@ -225,13 +239,17 @@ class Turns:
 
 @dataclass(slots=True)
 class _Load:
-    """What a batch has so far."""
+    """What a batch has so far, or what one piece adds to it."""
 
     num_tokens: int = 0
     kv_tokens: int = 0
     work: float = 0.0
 
-    def add(self, piece: Request, work: float) -> None:
-        self.num_tokens += piece.num_tokens
-        self.kv_tokens += piece.kv_tokens
-        self.work += work
+    @classmethod
+    def of(cls, piece: Request, group: Group, cost: Cost) -> _Load:
+        return cls(piece.num_tokens, group.kv_tokens(piece), cost(piece.past_tokens, piece.num_tokens))
+
+    def add(self, other: _Load) -> None:
+        self.num_tokens += other.num_tokens
+        self.kv_tokens += other.kv_tokens
+        self.work += other.work

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -80,3 +81,14 @@ def test_a_prompt_whose_frontend_is_gone_is_forgotten_with_the_next_batch() -> N
     asyncio.run(scenario())
 
     assert [batch.forget for batch in group.batches] == [(), (), ("long",), (), ()]
+
+
+def test_the_first_piece_behind_a_cached_prefix_waits_for_nobody() -> None:
+    """What is before it is in pages; the next one waits for it."""
+    group = Group()
+    hit = Request(request_id="hit", num_tokens=10, arrival_s=0.0, past_tokens=64, table=(0, 1), cached_tokens=64)
+    first, last = replace(hit, future_tokens=10), replace(hit, past_tokens=74)
+
+    asyncio.run(group.put(Batch((last,)), Batch((first,))))
+
+    assert group.batches == [Batch((first,)), Batch((last,))]

@@ -24,7 +24,9 @@ from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, DeviceLost
-from asap_ray.messages import Registration
+from asap_ray.kvcache.page_memory import PageMemory
+from asap_ray.kvcache.storage import Storage
+from asap_ray.messages import Registration, Registrations, decode
 from asap_ray.scheduler.policies import POLICIES
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
@@ -70,9 +72,14 @@ async def pids(config: ServeConfig) -> list[int]:
 @pytest.fixture(scope="module")
 def reference(tiny_model: Path) -> dict[str, int]:
     """Greedy first tokens by transformers."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    return {f"r{n}": first_token(tiny_model, ids) for n, ids in enumerate(PROMPTS)}
+
+
+def first_token(model: Path, ids: list[int]) -> int:
+    """Of one prompt, by transformers."""
+    undivided = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with torch.inference_mode():
-        return {f"r{n}": int(model(torch.tensor([ids])).logits[0, -1].argmax()) for n, ids in enumerate(PROMPTS)}
+        return int(undivided(torch.tensor([ids])).logits[0, -1].argmax())
 
 
 @pytest.mark.parametrize(("dp_groups", "tp", "moe_devices"), [(3, 2, 2), (1, 1, 3)])
@@ -90,6 +97,51 @@ def test_any_degrees_answer_as_transformers(
             await instance.stop()
 
     assert run(ask_all()) == [reference] * dp_groups
+
+
+def test_a_cached_prefix_answers_as_transformers(run: Run, make_config: MakeConfig, reference: dict[str, int]) -> None:
+    """Two blocks of a prompt in the pages of both ranks, which say how many blocks they have and where these lie."""
+    config = make_config("pages", 1, 2, 1)
+    instance, whole = PrefillInstance(config), request(3)
+    cold = dataclasses.replace(whole, request_id="cold", table=(7, 0, 5))
+    hit = dataclasses.replace(
+        whole,
+        num_tokens=1,
+        token_ids=whole.token_ids[-4:],
+        past_tokens=128,
+        cached_tokens=128,
+        table=(7, 0, 3),
+    )
+
+    async def ask_both() -> tuple[list[int], list[Registration], list[torch.Tensor]]:
+        await instance.start()
+        try:
+            answers = [
+                token.token_id
+                for prompt in (cold, hit)
+                async for tokens, _ in instance.run(0, Batch((prompt,)))
+                for token in tokens
+            ]
+            group = ray.get_actor(group_names(config)[0], namespace="serve")
+            ranks = decode(Registrations, await group.register.remote()).devices
+            return answers, list(ranks), [last_key(rank) for rank in ranks]
+        finally:
+            await instance.stop()
+
+    answers, ranks, keys = run(ask_both())
+
+    assert answers == [reference["r3"]] * 2
+    assert all(rank.num_blocks == rank.pages.num_blocks > 8 for rank in ranks if rank.pages)
+    assert all(key.any() for key in keys)
+
+
+def last_key(rank: Registration) -> torch.Tensor:
+    """What another process finds in a rank's pages of the last token of the prompt with a hit, [G, W]."""
+    pages = rank.pages
+    assert pages
+    memory = PageMemory.open(pages.pid, pages.fd, pages.num_bytes)
+    storage = Storage(pages.spec, pages.num_blocks, memory.bytes)
+    return storage.pages(pages.spec.kinds[0].name)[-1, 3, :, 0].clone()
 
 
 def test_a_prompt_in_chunks_answers_as_transformers(
@@ -150,21 +202,55 @@ def kept_by_rank(group: Any) -> list[int]:
 def test_every_policy_answers_as_transformers(
     run: Run, make_config: MakeConfig, reference: dict[str, int], policy: str
 ) -> None:
-    """All prompts at once, through the scheduler: a turn has 96 tokens, so those of 129 and 256 run in pieces."""
+    """All prompts at once, through the scheduler: a turn has 96 tokens, so those of 129 and 256 run in pieces.
+
+    The second time all full blocks of 64 tokens but the last token's are in the cache.
+    """
     config = dataclasses.replace(make_config(policy, 1, 2, 1), policy=policy)
     instance = PrefillInstance(config)
 
-    async def ask_all() -> dict[str, int]:
+    async def ask_all_twice() -> list[dict[str, tuple[int, int]]]:
         await instance.start()
         service = PrefillService(config, served_model(config), instance)
+        service.open_caches()
+        requests = [request(index) for index in range(len(PROMPTS))]
+        again = [dataclasses.replace(each, request_id=f"{each.request_id} again") for each in requests]
         try:
-            requests = [request(index) for index in range(len(PROMPTS))]
-            return {event.token.request_id: event.token.token_id async for event in service.generate(requests)}
+            return [
+                {each.token.request_id[:2]: (each.token.token_id, each.cached_tokens) async for each in answers}
+                for answers in map(service.generate, (requests, again))
+            ]
         finally:
             await service.close()
             await instance.stop()
 
-    assert run(ask_all()) == reference
+    cold, hit = run(ask_all_twice())
+
+    assert {name: token for name, (token, _) in cold.items()} == reference
+    assert {name: token for name, (token, _) in hit.items()} == reference
+    assert [cached for _, cached in hit.values()] == [(len(ids) - 1) // 64 * 64 for ids in PROMPTS]
+
+
+def test_a_prompt_longer_than_a_batch_answers_as_transformers(
+    run: Run, make_config: MakeConfig, tiny_model: Path
+) -> None:
+    """1000 tokens with batches of at most 256, on two ranks: eleven pieces of a turn."""
+    config = dataclasses.replace(make_config("long", 1, 2, 1), policy="asap")
+    instance, ids = PrefillInstance(config), [(7 * n) % 250 for n in range(1000)]
+    packed = torch.tensor(ids, dtype=torch.int32).numpy().tobytes()
+    long = Request(request_id="long", num_tokens=len(ids), arrival_s=0.0, token_ids=packed)
+
+    async def ask() -> list[int]:
+        await instance.start()
+        service = PrefillService(config, served_model(config), instance)
+        service.open_caches()
+        try:
+            return [event.token.token_id async for event in service.generate([long])]
+        finally:
+            await service.close()
+            await instance.stop()
+
+    assert run(ask()) == [first_token(tiny_model, ids)]
 
 
 def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) -> None:

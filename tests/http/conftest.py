@@ -63,7 +63,12 @@ def config(checkpoint: Path) -> ServeConfig:
 def model(checkpoint: Path) -> ServedModel:
     """A vocabulary of 320 of which id 0 ends a text, and 128 positions."""
     return ServedModel(
-        name="tiny", vocab_size=320, max_model_len=128, end_token_ids=(0,), tokenizer=load_tokenizer(checkpoint)
+        name="tiny",
+        vocab_size=320,
+        max_model_len=128,
+        fingerprint="tiny",
+        end_token_ids=(0,),
+        tokenizer=load_tokenizer(checkpoint),
     )
 
 

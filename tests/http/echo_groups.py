@@ -31,6 +31,8 @@ class EchoGroups:
     """`Groups` without an engine. `gate` holds every batch back; `failure` is raised instead of tokens."""
 
     num_groups: int = 2
+    num_blocks: int = 0  # no cache
+    block_size: int = 64
     logprob: float = -0.5
     failure: Exception | None = None
     fail_after: int = 0  # passes
@@ -44,6 +46,7 @@ class EchoGroups:
     started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     num_finished: int = 0
     prompts: dict[str, bytes] = field(default_factory=dict)  # as far as their pieces have come
+    pages: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (group, block) -> the tokens in it
 
     def missing(self) -> tuple[str, ...]:
         """See `Groups`."""
@@ -62,8 +65,8 @@ class EchoGroups:
             await self.gate.wait()
         stamps = Stamps(attention_s=0.25, dispatch_s=0.125, combine_s=0.5, total_s=1.0)
         for request in batch.requests:
-            before = self.prompts[request.request_id] if request.past_tokens else b""
-            self.prompts[request.request_id] = before + request.token_ids
+            before = self._cached(group, request) if request.is_first else self.prompts[request.request_id]
+            self._keep(group, request, before + request.token_ids)
         unfinished = [request for request in batch.requests if not request.future_tokens]
         step = 0
         while (unfinished or step == 0) and step != self.max_passes:
@@ -77,6 +80,17 @@ class EchoGroups:
             step += 1
             yield tokens, stamps
         self.num_finished += 1
+
+    def _cached(self, group: int, request: Request) -> bytes:
+        """The tokens of its blocks that it says are there."""
+        tokens = b"".join(self.pages[group, block] for block in request.table if (group, block) in self.pages)
+        return tokens[: 4 * request.cached_tokens]
+
+    def _keep(self, group: int, request: Request, tokens: bytes) -> None:
+        self.prompts[request.request_id] = tokens
+        size = 4 * self.block_size
+        for place, block in enumerate(request.table):
+            self.pages[group, block] = tokens[place * size : (place + 1) * size]
 
     def _token(self, request: Request, step: int) -> Token:
         prompt = replace(request, token_ids=self.prompts[request.request_id])

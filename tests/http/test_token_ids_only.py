@@ -15,7 +15,9 @@ Post = Callable[..., httpx.Response]
 @pytest.fixture
 def model() -> ServedModel:
     """The model of the other files, but nobody can read it."""
-    return ServedModel(name="tiny", vocab_size=320, max_model_len=128, end_token_ids=(0,), tokenizer=None)
+    return ServedModel(
+        name="tiny", vocab_size=320, max_model_len=128, fingerprint="tiny", end_token_ids=(0,), tokenizer=None
+    )
 
 
 def test_token_ids_are_served(post: Post) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
@@ -20,69 +22,109 @@ def rows_of(kind: CacheKind, num_tokens: int, seed: int = 0) -> list[torch.Tenso
     return [torch.randn(kind.heads, num_tokens, part, generator=generator) for part in kind.parts]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def rows_of_all(num_tokens: int, seed: int = 0) -> list[torch.Tensor]:
+    """Of every kind, in their order."""
+    return [part for kind in KINDS for part in rows_of(kind, num_tokens, seed)]
+
+
+def are_equal(actual: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> bool:
+    """All of them, bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
 @pytest.mark.parametrize("cuts", [(13,), (1,) * 13, (4, 4, 5), (3, 9, 1), (5, 8)], ids=str)
-def test_rows_come_out_as_they_went_in(kind: CacheKind, cuts: tuple[int, ...]) -> None:
-    """Whatever the passes are that bring them, and wherever the blocks lie."""
+def test_rows_come_out_as_they_went_in(cuts: tuple[int, ...]) -> None:
+    """Of every kind, whatever the passes are that bring them, and wherever the blocks lie."""
     paged = PagedRows(Storage(SPEC, num_blocks=6), table=(5, 0, 3, 2), cached_tokens=0)
-    parts = rows_of(kind, sum(cuts))
+    parts = rows_of_all(sum(cuts))
     start = 0
     for num_rows in cuts:
         stop = start + num_rows
-        read = paged.extend(kind.name, 1, start, *(part[:, start:stop] for part in parts))
-        assert all(torch.equal(out, part[:, :stop]) for out, part in zip(read, parts, strict=True))
+        read = paged.extend(1, start, *(part[:, start:stop] for part in parts))
+        assert are_equal(read, (part[:, :stop] for part in parts))
         start = stop
 
 
-def test_layers_and_kinds_do_not_mix() -> None:
+def test_layers_do_not_mix() -> None:
     """Each has pages of its own."""
     paged = PagedRows(Storage(SPEC, num_blocks=2), table=(1,), cached_tokens=0)
-    wrote = [(kind, layer_idx, rows_of(kind, 2, seed=layer_idx)) for kind in KINDS for layer_idx in range(2)]
-    for kind, layer_idx, parts in wrote:
-        paged.extend(kind.name, layer_idx, 0, *parts)
-    nothing = {kind.name: [torch.empty(kind.heads, 0, part) for part in kind.parts] for kind in KINDS}
-    for kind, layer_idx, parts in wrote:
-        read = paged.extend(kind.name, layer_idx, 2, *nothing[kind.name])
-        assert all(torch.equal(out, part) for out, part in zip(read, parts, strict=True))
+    wrote = [rows_of_all(2, seed=layer_idx) for layer_idx in range(2)]
+    for layer_idx, parts in enumerate(wrote):
+        paged.extend(layer_idx, 0, *parts)
+
+    assert all(
+        are_equal(paged.extend(layer_idx, 2, *(part[:, :0] for part in parts)), parts)
+        for layer_idx, parts in enumerate(wrote)
+    )
 
 
 def test_requests_with_one_prefix_read_the_same_block() -> None:
     """The second goes on behind what the first has written."""
-    storage, kind = Storage(SPEC, num_blocks=4), KINDS[0]
-    prefix, rest = rows_of(kind, 4), rows_of(kind, 2, seed=1)
-    PagedRows(storage, table=(3, 1), cached_tokens=0).extend(kind.name, 0, 0, *prefix)
-    read = PagedRows(storage, table=(3, 2), cached_tokens=4).extend(kind.name, 0, 4, *rest)
+    storage = Storage(SPEC, num_blocks=4)
+    prefix, rest = rows_of_all(4), rows_of_all(2, seed=1)
+    PagedRows(storage, table=(3, 1), cached_tokens=0).extend(0, 0, *prefix)
 
-    expected = [torch.cat(both, dim=1) for both in zip(prefix, rest, strict=True)]
-    assert all(torch.equal(out, part) for out, part in zip(read, expected, strict=True))
+    read = PagedRows(storage, table=(3, 2), cached_tokens=4).extend(0, 4, *rest)
+
+    assert are_equal(read, (torch.cat(both, dim=1) for both in zip(prefix, rest, strict=True)))
 
 
 def test_what_comes_out_is_contiguous() -> None:
     """As attention is fastest with."""
-    kind = KINDS[0]
     paged = PagedRows(Storage(SPEC, num_blocks=4), table=(3, 1), cached_tokens=0)
+    paged.extend(0, 0, *rows_of_all(3))
 
-    assert all(part.is_contiguous() for part in paged.extend(kind.name, 0, 0, *rows_of(kind, 6)))
+    assert all(part.is_contiguous() for part in paged.extend(0, 3, *rows_of_all(3)))
+
+
+def test_a_prompt_without_a_prefix_is_not_read_back() -> None:
+    """It attends to the rows it has."""
+    paged, rows = PagedRows(Storage(SPEC, num_blocks=4), table=(3, 1), cached_tokens=0), rows_of_all(6)
+
+    assert all(out is row for out, row in zip(paged.extend(0, 0, *rows), rows, strict=True))
+
+
+def test_two_storages_over_the_same_bytes_have_the_same_pages() -> None:
+    """What one process writes another one finds."""
+    memory = torch.zeros(4 * SPEC.block_bytes, dtype=torch.uint8)
+    ours, theirs = (Storage(SPEC, 4, memory) for _ in range(2))
+    PagedRows(ours, table=(2, 0), cached_tokens=0).extend(1, 0, *rows_of_all(7))
+
+    assert all(torch.equal(ours.pages(kind.name), theirs.pages(kind.name)) for kind in KINDS)
+
+
+def test_kinds_fill_their_bytes_one_behind_the_other() -> None:
+    """No byte is wasted, and none is two kinds'."""
+    memory = torch.zeros(4 * SPEC.block_bytes, dtype=torch.uint8)
+    storage = Storage(SPEC, 4, memory)
+    for kind in KINDS:
+        storage.pages(kind.name).add_(1)
+
+    assert memory.view(torch.float32).unique().tolist() == [1]
 
 
 def test_a_page_of_grouped_query_attention_is_what_vllm_pulls() -> None:
     """[G, P, 2 D], contiguous, keys before values."""
-    storage, kind = Storage(SPEC, num_blocks=4), KINDS[0]
-    key_GnD, value_GnD = rows_of(kind, 4)
-    PagedRows(storage, table=(2,), cached_tokens=0).extend(kind.name, 1, 0, key_GnD, value_GnD)
-    page_GPW = storage.pages(kind.name)[1, 2]
+    storage, rows = Storage(SPEC, num_blocks=4), rows_of_all(4)
+    PagedRows(storage, table=(2,), cached_tokens=0).extend(1, 0, *rows)
+    page_GPW = storage.pages(KINDS[0].name)[1, 2]
 
     assert page_GPW.is_contiguous()
-    assert torch.equal(page_GPW, torch.cat((key_GnD, value_GnD), dim=-1))
+    assert torch.equal(page_GPW, torch.cat(rows[:2], dim=-1))
 
 
 def test_a_chunk_must_not_run_ahead() -> None:
     """Rows behind a gap would be attended to before they are written."""
-    kind = KINDS[0]
     paged = PagedRows(Storage(SPEC, num_blocks=4), table=(3, 1), cached_tokens=0)
 
     with pytest.raises(AssertionError, match="runs ahead"):
-        paged.extend(kind.name, 0, 2, *rows_of(kind, 2))
+        paged.extend(0, 2, *rows_of_all(2))
+
+
+def test_a_table_of_another_cache_is_not_taken() -> None:
+    """It would write where no page is."""
+    with pytest.raises(AssertionError, match="block 4 of a table; there are 4"):
+        PagedRows(Storage(SPEC, num_blocks=4), table=(3, 4), cached_tokens=0)
 
 
 def test_a_token_of_deepseek_v3_2_takes_86_kilobytes() -> None:

@@ -222,8 +222,26 @@ def test_too_long_prompt_is_refused_even_when_the_queue_is_full() -> None:
         submit(policy, 65)
 
 
-def test_an_id_in_use_is_refused() -> None:
-    """Two requests of one id could not be told apart, queued or running."""
+@pytest.mark.parametrize("num_tokens", [0, 65])
+def test_impossible_length_is_refused(num_tokens: int) -> None:
+    """A prompt of no tokens, or above max_tokens, can never run."""
+    with pytest.raises(RequestError, match=f"{num_tokens} tokens; this instance takes 1 to 64") as caught:
+        submit(scheduler(), num_tokens)
+
+    assert caught.value.param == "prompt"
+
+
+def test_an_id_that_waits_is_refused() -> None:
+    """Two queued requests of one id could not be told apart."""
+    policy = scheduler()
+    submit(policy, 3)
+
+    with pytest.raises(RequestError, match="'0:3' is in use"):
+        policy.check(Request(request_id="0:3", num_tokens=1, arrival_s=0.0))
+
+
+def test_an_id_that_runs_is_refused() -> None:
+    """Nor one that runs."""
     policy = scheduler()
     submit(policy, 8)
     policy.assign(0.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asap_ray.batch import Batch, Request, Sampling
-from asap_ray.errors import RequestError
 from asap_ray.scheduler.length_aware import LengthAwareBatcher
+from asap_ray.scheduler.policy import Group
 from asap_ray.spec import PrefillSpec
 
 PREFILL = PrefillSpec(max_tokens=64, solo_tokens=32, inflection_tokens=8, max_wait_s=0.005)
@@ -44,7 +44,7 @@ def names(batch: Batch | None) -> str:
 )
 def test_batch_closes_by_its_tokens(lengths: tuple[int, ...], expected: str) -> None:
     """At the moment of arrival, tokens alone decide whether a batch is closed."""
-    assert names(queue(*lengths).peek(now=0.0)) == expected
+    assert names(queue(*lengths).peek(now=0.0, group=Group(0))) == expected
 
 
 @pytest.mark.parametrize(("max_tokens", "expected"), [(29, "ab"), (30, "a"), (200, "a")])
@@ -55,7 +55,7 @@ def test_batch_closes_before_its_keys_and_values_exceed_the_longest_batch(max_to
     for name in "ab":
         batcher.push(Request(request_id=name, num_tokens=4, arrival_s=0.0, sampling=sampling), now=0.0)
 
-    assert names(batcher.peek(now=0.0)) == expected
+    assert names(batcher.peek(now=0.0, group=Group(0))) == expected
 
 
 @pytest.mark.parametrize(("max_tokens", "kv_tokens"), [(1, 0), (2, 5), (100, 103)])
@@ -70,14 +70,14 @@ def test_batch_closes_when_its_oldest_request_waited_enough() -> None:
     """The wait is bounded by max_wait_s, and includes it."""
     batcher = queue(3)
 
-    assert names(batcher.peek(now=0.0049)) == ""
-    assert names(batcher.peek(now=0.005)) == "a"
+    assert names(batcher.peek(now=0.0049, group=Group(0))) == ""
+    assert names(batcher.peek(now=0.005, group=Group(0))) == "a"
 
 
 def test_taken_requests_leave_the_queue() -> None:
     """`take` removes a batch, and the tokens with it."""
     batcher = queue(4, 4, 5)
-    batch = batcher.peek(now=0.0)
+    batch = batcher.peek(now=0.0, group=Group(0))
     assert batch is not None
 
     batcher.take(batch)
@@ -89,9 +89,9 @@ def test_returned_batch_is_next_and_whole() -> None:
     """A batch put back comes before everything else, in its old order, without waiting again."""
     batcher = queue(8)
 
-    batcher.push_front(Batch((request("x", 2), request("y", 3))))
+    batcher.push_front([request("x", 2), request("y", 3)])
 
-    assert names(batcher.peek(now=0.0)) == "xya"
+    assert names(batcher.peek(now=0.0, group=Group(0))) == "xya"
 
 
 def test_removed_request_no_longer_counts() -> None:
@@ -100,18 +100,3 @@ def test_removed_request_no_longer_counts() -> None:
 
     assert [batcher.remove("a"), batcher.remove("a")] == [True, False]
     assert batcher.num_tokens == 4
-
-
-@pytest.mark.parametrize("num_tokens", [0, 65])
-def test_impossible_length_is_refused(num_tokens: int) -> None:
-    """A prompt of no tokens, or above max_tokens, can never run."""
-    with pytest.raises(RequestError, match=f"{num_tokens} tokens; this instance takes 1 to 64") as caught:
-        queue().check(request("a", num_tokens))
-
-    assert caught.value.param == "prompt"
-
-
-def test_duplicate_id_is_refused() -> None:
-    """Two queued requests of one id could not be told apart."""
-    with pytest.raises(RequestError, match="'a' is in use"):
-        queue(3).check(request("a", 1))

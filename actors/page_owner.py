@@ -1,0 +1,90 @@
+"""Whose bookkeeping the pages of a group follow: two frontends that both hand out its blocks would mix up prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from asap_ray.batch import Batch, Token
+from asap_ray.errors import PeerTimeout, Unavailable
+
+Key = tuple[str, int]
+"""Of a batch in flight."""
+
+_LOOK_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class _Running:
+    """A batch on its way through the group."""
+
+    frontend: str
+    unfinished: set[str]  # requests that get tokens yet
+
+
+class PageOwner:
+    """Batches with blocks come from one frontend, until another one takes over for good.
+
+    A frontend that comes (a redeployment, or after one was killed) waits until no batch of the one before runs, and
+    as long as that one is here also until no prompt of it is under way. It begins with empty caches, and nothing of
+    the one before can write into them. All methods belong to one asyncio loop.
+    """
+
+    def __init__(self, is_here: Callable[[str], bool], deadline_s: float) -> None:
+        """`is_here` says whether a frontend may still send."""
+        self._is_here = is_here
+        self._deadline_s = deadline_s
+        self._owner = ""
+        self._former: set[str] = set()
+        self._running: dict[Key, _Running] = {}
+        self._under_way: set[str] = set()  # prompts of the owner that hold blocks
+        self._changed = asyncio.Event()
+
+    async def begin(self, frontend: str, key: Key, batch: Batch) -> None:
+        """A batch comes; one without blocks is nobody's.
+
+        Raises:
+            PeerTimeout: the frontend before did not end within the deadline.
+            Unavailable: another frontend has taken over.
+        """
+        holders = {request.request_id for request in batch.requests if request.table}
+        if not holders:
+            return
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await self._take_over(frontend)
+        except TimeoutError:
+            raise PeerTimeout(
+                f"another frontend still uses this group's blocks after {self._deadline_s:g} s: "
+                f"{len(self._running)} batches run, {len(self._under_way)} prompts are under way"
+            ) from None
+        self._under_way = (self._under_way | holders) - set(batch.forget)
+        unfinished = {request.request_id for request in batch.requests if not request.future_tokens}
+        self._running[key] = _Running(frontend, unfinished)
+
+    def passed(self, key: Key, tokens: Iterable[Token]) -> None:
+        """A pass of a batch is done."""
+        if (running := self._running.get(key)) is None:
+            return
+        finished = {token.request_id for token in tokens if token.finish_reason}
+        running.unfinished -= finished
+        self._under_way -= finished
+        if not running.unfinished:
+            del self._running[key]
+            self._changed.set()
+
+    async def _take_over(self, frontend: str) -> None:
+        while self._owner != frontend:
+            if frontend in self._former:
+                raise Unavailable("another frontend has taken over this group")
+            if not self._running and not (self._under_way and self._is_here(self._owner)):
+                self._former.add(self._owner)
+                self._owner = frontend
+                self._under_way.clear()
+                return
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):  # that the owner has gone, nobody says
+                await asyncio.wait_for(self._changed.wait(), _LOOK_S)
