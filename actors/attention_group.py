@@ -57,6 +57,11 @@ class GroupRank:
         self._attention.connect(decode(Registrations, devices).devices)
         self._loop = Loop(lambda: self._attention.serve(door), on_end)
 
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: wait for it, up to so long."""
+        if self._loop:
+            self._attention.be_patient(seconds)
+
     def replace_device(self, device: bytes) -> None:
         """A MoE device died: send its successor what it owes this rank."""
         if self._loop:  # else it will be told with `serve`
@@ -118,6 +123,11 @@ class AttentionGroup:
             self._later = asyncio.get_running_loop().call_soon_threadsafe  # the device's loop is another thread
             await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
             self._rank.serve(devices, door, on_end=self._notice)
+
+    async def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: every rank waits for it, up to so long."""
+        self._rank.be_patient(seconds)
+        await asyncio.gather(*[follower.be_patient.remote(seconds) for follower in self._followers])
 
     async def replace_device(self, device: bytes) -> None:
         """A MoE device died: every rank sends its successor what it owes."""

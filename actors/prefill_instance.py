@@ -208,6 +208,10 @@ class PrefillInstance:
                 .remote(message, number)
             )
 
+    async def be_patient(self, seconds: float) -> None:
+        """Devices are being replaced: groups that wait for one go on waiting, up to so long."""
+        await self._ask(group_names(self._config), "be_patient", seconds, timeout_s=ANSWER_S)
+
     async def join(self, names: Collection[str], registered: Registered) -> None:
         """Join these devices to each other and to those that serve, of which some `registered` just now.
 
@@ -258,7 +262,7 @@ class PrefillInstance:
             raise Refused(method, refused)
         return replies
 
-    async def _ask(self, names: list[str], method: str, *args: bytes | str, timeout_s: float) -> dict[str, Any]:
+    async def _ask(self, names: list[str], method: str, *args: bytes | str | float, timeout_s: float) -> dict[str, Any]:
         """Call a method on several actors; a `Refusal` stands for an answer that did not come."""
         answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
         return dict(zip(names, answers, strict=True))

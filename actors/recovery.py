@@ -33,6 +33,9 @@ class Actors(Protocol):
     async def state(self, name: str) -> str:
         """`serving`, or anything else; renews its lease."""
 
+    async def be_patient(self, seconds: float) -> None:
+        """Devices are being replaced: who waits for them goes on waiting, up to so long."""
+
     async def join(self, names: Collection[str], registered: Registered) -> None:
         """Join devices to each other and to all others; `Refused` if not all did as asked."""
 
@@ -98,7 +101,9 @@ class Recovery:
         names = list(lost)
         try:
             async with asyncio.timeout(self._patience_s):
-                return dict(zip(names, await asyncio.gather(*map(self._successor, names)), strict=True))
+                waiting = self._actors.be_patient(self._patience_s)
+                _, *registered = await asyncio.gather(waiting, *map(self._successor, names))
+                return dict(zip(names, registered, strict=True))
         except TimeoutError:
             raise Unavailable(f"not back within {self._patience_s:g} s") from None
 

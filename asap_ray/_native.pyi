@@ -50,7 +50,10 @@ class SharedBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class AttentionComm:
-    """The attention side, for rank j of group i. One thread at a time; `abort` and `replace_device` are for any."""
+    """The attention side, for rank j of group i. One thread at a time.
+
+    `abort`, `be_patient` and `replace_device` are for any thread.
+    """
 
     def __init__(
         self,
@@ -94,6 +97,9 @@ class AttentionComm:
             ValueError: a bad argument, or nothing in flight.
             Closed: after `abort`.
         """
+
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: for so long, or until it is, no wait's deadline passes."""
 
     def replace_device(self, moe_device: int, buffer: SharedBuffer) -> None:
         """MoE device e is dead and `buffer` is its successor's: send again what it still owes. Never waits.

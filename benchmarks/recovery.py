@@ -3,9 +3,9 @@
     python benchmarks/recovery.py [--quick] [--kills N] [--json FILE]
 
 D = 2 groups, E = 2 MoE devices of a small random model as Ray actors on this machine; eight clients ask one prompt
-after the other. Each time one process gets SIGKILL. Times from the kill: until it is `found`; until its successor has a buffer
-(`start`: Ray, Python, imports, weights); until it is `joined` to the others; until a prompt is answered after that.
-"aside" is all but `start`. Every answer is compared with the one before any kill.
+after the other. Each time one process gets SIGKILL. Times from the kill: until it is `found`; until its successor has
+a buffer (`start`: Ray, Python, imports, weights); until it is `joined` to the others; until a prompt is answered after
+that. "aside" is all but `start`. Every answer is compared with the one before any kill.
 
 --quick: one device and one group, once each.
 """

@@ -188,6 +188,10 @@ class HostAttention:
         self.runtime.on_close(native.abort)
         self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
 
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: until it is, for so long at most, no deadline passes. For any thread."""
+        self._native.be_patient(seconds)
+
     def replace_device(self, device: Registration) -> None:
         """A MoE device died and this is its successor: send again what it owes. For any thread; a repetition is one."""
         with self._peers.replacing(device.index, device) as is_new:

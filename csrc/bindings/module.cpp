@@ -127,6 +127,7 @@ void bind_attention(py::module_& m) {
            py::arg("timeout_s"))
       .def("replace_device", &AttentionComm::replace_device, py::arg("moe_device"),
            py::arg("buffer"), py::call_guard<py::gil_scoped_release>())
+      .def("be_patient", &AttentionComm::be_patient, py::arg("seconds"))
       .def("abort", &AttentionComm::abort);
 }
 

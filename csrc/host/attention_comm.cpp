@@ -102,7 +102,7 @@ void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, c
   ASAP_CHECK(layer >= 0 && layer < layout_.num_layers, "layer=", layer, " is not in 0..",
              layout_.num_layers - 1);
   begin_message(slot, layer, choices);
-  const Deadline deadline(timeout_s);
+  Deadline deadline(timeout_s);
   while (!send_where_room({slot, hidden})) await_room(slot, deadline);
 }
 
@@ -149,7 +149,11 @@ bool AttentionComm::send_where_room(const Send& send) {
   return unsent.empty();
 }
 
-void AttentionComm::await_room(std::int64_t slot, const Deadline& deadline) {
+void AttentionComm::move_if_patient(Deadline& deadline) const noexcept {
+  if (monotonic_s() < patient_until_s_.load(std::memory_order_relaxed)) deadline.restart();
+}
+
+void AttentionComm::await_room(std::int64_t slot, Deadline& deadline) {
   const std::vector<std::int64_t>& unsent = slot_at(slot).unsent;
   std::vector<std::shared_ptr<SharedBuffer>> watched;  // stay mapped, even if replaced meanwhile
   std::vector<Doorbell*> credits;
@@ -161,6 +165,7 @@ void AttentionComm::await_room(std::int64_t slot, const Deadline& deadline) {
     }
   }
   const auto any_room = [&] {
+    move_if_patient(deadline);
     const std::lock_guard lock(mutex_);
     return std::ranges::any_of(unsent, [&](std::int64_t e) { return has_room(slot, e); });
   };
@@ -241,8 +246,9 @@ void AttentionComm::check_reply(std::int64_t slot, std::int64_t moe_device) cons
 
 void AttentionComm::await_replies(std::int64_t slot, double timeout_s) {
   Slot& mine = slot_at(slot);
-  const Deadline deadline(timeout_s);
+  Deadline deadline(timeout_s);
   const auto complete = [&] {
+    move_if_patient(deadline);
     const std::lock_guard lock(mutex_);
     std::erase_if(mine.owing, [&](std::int64_t e) {
       if (!take_reply(view_, slot, e, id_.epoch, mine.sequence)) return false;

@@ -117,8 +117,9 @@ def own_pid(_: Any) -> int:
         (group_names, own_pid, signal.SIGKILL),
         (group_names, follower_pid, signal.SIGKILL),
         (device_names, own_pid, signal.SIGSTOP),
+        (group_names, follower_pid, signal.SIGSTOP),
     ],
-    ids=["a MoE device dies", "rank 0 dies", "rank 1 dies", "a MoE device hangs"],
+    ids=["a MoE device dies", "rank 0 dies", "rank 1 dies", "a MoE device hangs", "rank 1 hangs"],
 )
 def test_every_request_gets_its_answer(
     run: Run,

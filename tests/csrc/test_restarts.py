@@ -144,6 +144,23 @@ def test_a_wait_for_room_ends_with_the_successor(world: World) -> None:
     np.testing.assert_array_equal(world.receive(6), tokens.expected)
 
 
+def test_a_wait_is_patient_while_a_device_is_replaced(world: World) -> None:
+    """However long its process takes to start; from then on deadlines count again."""
+    tokens = world.tokens(6)
+    world.send(tokens)
+    world.serve(1)
+    world.ranks[0][0].be_patient(PATIENCE_S)
+    waiting = Calling(lambda: world.receive(6, timeout_s=SHORT_S))
+    assert not waiting.is_over(5 * SHORT_S)
+    world.restart_device(0)
+    world.serve(0)
+    np.testing.assert_array_equal(waiting.result(), tokens.expected)
+
+    world.send(tokens, layer=2)
+    with pytest.raises(PeerTimeout):
+        world.receive(6, timeout_s=SHORT_S)
+
+
 def test_a_rank_that_is_owed_nothing_sends_an_empty_message() -> None:
     """With T = 2 the device waits for both; rank 1 had no rows for it."""
     world = World(tp=2)

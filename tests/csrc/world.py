@@ -158,9 +158,11 @@ class World:
         self.devices[e].async_combine_send(item, bits_of(results_RH, self.compute_type))
         return item
 
-    def receive(self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[np.float32]:
+    def receive(
+        self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0, timeout_s: float = PATIENCE_S
+    ) -> NDArray[np.float32]:
         out_SH = bits_of(np.full((num_tokens, self.layout.hidden), 9, dtype=np.float32), self.compute_type)
-        self.ranks[i][j].async_combine_recv(slot, out_SH, PATIENCE_S)
+        self.ranks[i][j].async_combine_recv(slot, out_SH, timeout_s)
         return floats_of(out_SH, self.compute_type)
 
     def header(self, e: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[np.int32]:
@@ -187,6 +189,10 @@ class Calling:
             self._outcome.append(call())
         except BaseException as failure:
             self._failure.append(failure)
+
+    def is_over(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def result(self) -> Any:
         self._thread.join(PATIENCE_S)

@@ -22,7 +22,7 @@ struct RankId {
   std::uint64_t epoch;    // of this incarnation of the group
 };
 
-// One thread at a time; only `abort` and `replace_device` may be called from another.
+// One thread at a time; only `abort`, `be_patient` and `replace_device` may be called from another.
 class AttentionComm {
  public:
   // `moe_buffers` in the order of e. Throws std::invalid_argument.
@@ -41,6 +41,11 @@ class AttentionComm {
   // `out`, a row a token (3.2.2). After PeerTimeout it may be called again.
   // Throws CorruptMessage, PeerTimeout, Closed, std::invalid_argument.
   void async_combine_recv(std::int64_t slot, const Rows& out, double timeout_s);
+
+  // A MoE device is being replaced: for so long, or until it is, no wait's deadline passes.
+  void be_patient(double seconds) noexcept {
+    patient_until_s_.store(monotonic_s() + seconds, std::memory_order_relaxed);
+  }
 
   // MoE device e is dead, not merely hung, and `buffer` is its successor's. What the dead one had
   // answered counts. Of each slot's message, if it had been sent, the successor gets the rows that
@@ -79,11 +84,12 @@ class AttentionComm {
   void check_moe_buffer(const SharedBuffer& buffer) const;
   void check_room(std::int64_t slot, std::int64_t num_tokens) const;
   bool has_room(std::int64_t slot, std::int64_t moe_device) const;
-  void await_room(std::int64_t slot, const Deadline& deadline);
+  void await_room(std::int64_t slot, Deadline& deadline);
   void write_rows(const Send& send, std::span<const std::int64_t> devices);
   void write_header(std::int64_t slot, std::int64_t moe_device);
   Message write_empty_header(std::int64_t slot, std::int64_t moe_device);
   void begin_message(std::int64_t slot, std::int64_t layer, const Choices& choices);
+  void move_if_patient(Deadline& deadline) const noexcept;
   bool send_where_room(const Send& send);
   void await_replies(std::int64_t slot, double timeout_s);
   bool fits(std::int64_t slot, std::int64_t moe_device) const;
@@ -102,6 +108,7 @@ class AttentionComm {
   std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
   std::vector<MoEView> moe_;
   std::vector<Slot> slots_;
+  std::atomic<double> patient_until_s_{0};  // relaxed: it carries no data
   std::atomic<bool> aborted_{false};
 };
 
