@@ -7,7 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol
 
-from asap_ray.actors.losses import MAX_RESTARTS, RESTARTS_S, Losses, end_processes, is_here, process_ended
+from asap_ray.actors import losses
+from asap_ray.actors.losses import Losses, end_processes, is_here, process_ended
 from asap_ray.errors import DeviceLost, Unavailable
 from asap_ray.messages import Registration, Registrations, decode
 
@@ -85,7 +86,9 @@ class Recovery:
                 _log.warning("lost: %s (%s)", name, reason)
                 yield name, reason
             if hopeless := self._losses.drop(lost):
-                raise DeviceLost(f"more than {MAX_RESTARTS} times in {RESTARTS_S:g} s: {', '.join(hopeless)}")
+                raise DeviceLost(
+                    f"more than {losses.MAX_RESTARTS} times in {losses.RESTARTS_S:g} s: {', '.join(hopeless)}"
+                )
             try:
                 await self._actors.join(self.absent, await self._successors(lost))
                 lost = {}
