@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+import pytest
 import torch
 
-from asap_ray.backends.host import tensor_of
+from asap_ray.backends.host import HostMoEComm, tensor_of
+from asap_ray.backends.threads import drive
+from tests.csrc.world import World
 
 
 def test_no_rows_are_a_tensor_that_kernels_take() -> None:
@@ -21,3 +26,25 @@ def test_sixteen_bit_rows_keep_their_values() -> None:
     rows_RH = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
 
     assert tensor_of(rows_RH.view(torch.uint16).numpy(), torch.bfloat16).tolist() == [[1.5, -2.0]]
+
+
+def test_half_a_message_does_not_end_a_device(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 1 of group 0 is stuck: at the deadline the device says so, and goes on to serve group 1."""
+    world = World(dp_groups=2, tp=2)
+    world.send(world.tokens(2), i=0, j=0)
+    comm = HostMoEComm(world.devices[0], torch.float32, deadline_s=0.05)
+    has_said = threading.Event()
+    caplog.handler.addFilter(lambda _: has_said.set() or True)
+
+    def send() -> None:
+        has_said.wait(20)
+        for j in (0, 1):
+            world.send(world.tokens(2), i=1, j=j)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    group = drive(comm.dispatch_recv()).dp_group
+    sender.join()
+
+    assert group == 1
+    assert "MoE device 0 waited 0.05 s for group 0 rank 1 slot 0" in caplog.messages[0]
