@@ -157,8 +157,12 @@ class PrefillInstance:
         return max(0.0, self._start_by_s - asyncio.get_running_loop().time())
 
     async def state(self, name: str) -> str:
-        """`serving`, or anything else; renews its lease."""
-        return str(await self._one(name, "state", (self._id,), ANSWER_S))
+        """`serving`, or anything else; renews its lease. Asks twice: perhaps it was this process that stood still."""
+        for patience_s in (ANSWER_S / 2, ANSWER_S / 2):
+            state = await self._one(name, "state", (self._id,), patience_s)
+            if not isinstance(state, NoAnswer):
+                break
+        return str(state)
 
     async def call(self, name: str, method: str, timeout_s: float | None) -> Any:
         """What a method without arguments answers, or a `Refusal`."""
@@ -273,13 +277,17 @@ class PrefillInstance:
         try:
             return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
         except TimeoutError:
-            return Refusal(f"no answer within {timeout_s:.1f} s")
+            return NoAnswer(f"no answer within {timeout_s:.1f} s")
         except RayError as error:
             return Refusal(_reason(error))
 
 
 class Refusal(str):
-    """Why an actor did not answer."""
+    """Why an actor did not do as asked."""
+
+
+class NoAnswer(Refusal):
+    """It has said nothing in time."""
 
 
 def group_names(config: ServeConfig) -> list[str]:

@@ -217,7 +217,7 @@ DEVICE_LOSSES: Final = counter(
     "devices",
     (*_APP, "device"),
     "Groups and MoE devices found lost.",
-    "the devices that PrefillInstance.watch raises DeviceLost for",
+    "the devices that PrefillInstance.watch brings back",
 )
 GROUP_FAILURES: Final = counter(
     "asap_group_failures",
