@@ -104,8 +104,9 @@ class Recovery:
         names = list(lost)
         try:
             async with asyncio.timeout(self._patience_s):
-                waiting = self._actors.be_patient(self._patience_s)
-                _, *registered = await asyncio.gather(waiting, *map(self._successor, names))
+                telling = asyncio.create_task(self._actors.be_patient(self._patience_s))
+                registered = await asyncio.gather(*map(self._successor, names))
+                await telling
                 return dict(zip(names, registered, strict=True))
         except TimeoutError:
             raise Unavailable(f"not back within {self._patience_s:g} s") from None
