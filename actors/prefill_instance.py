@@ -79,8 +79,12 @@ class PrefillInstance:
         return not self._missing and bool(self._recovery.absent)
 
     def report(self, group: int, reason: str) -> None:
-        """A DP group failed a batch: it is to be replaced."""
+        """A DP group does not get on: it is to be replaced, whatever it says of itself."""
         self._recovery.report(group_names(self._config)[group], reason)
+
+    async def serves(self, group: int) -> bool:
+        """Whether a DP group says that it serves."""
+        return await self.state(group_names(self._config)[group]) == "serving"
 
     async def start(self) -> None:
         """Attach to running actors, or start them all, join them and warm every pair.

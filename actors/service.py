@@ -51,8 +51,11 @@ class Groups(Protocol):
     def is_recovering(self) -> bool:
         """Whether what is missing is being brought back, so that prompts may wait for it."""
 
+    async def serves(self, group: int) -> bool:
+        """Whether a group that failed a batch serves all the same; if not, its owner brings it back."""
+
     def report(self, group: int, reason: str) -> None:
-        """A group failed a batch and gets no other; bring it back, and say so with `PrefillService.restore`."""
+        """A group does not get on, whatever it says of itself: replace it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +279,10 @@ class PrefillService:
             _log.error("group %d failed", group, exc_info=error)
             reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
             self.lose(group, reason)
-            self._groups.report(group, reason)
+            if isinstance(error, PeerTimeout):
+                self._groups.report(group, reason)
+            elif await self._groups.serves(group):  # the batch failed, or another frontend has taken over
+                self.restore(group)
         else:
             self._scheduler.done(group, batch, time.monotonic())
             self._dispatch()
