@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from asap_ray import __version__
 from asap_ray.errors import ConfigError
-from asap_ray.spec import KVCacheSpec, ParallelSpec, PrefillSpec, RowType
+from asap_ray.spec import ExpertType, KVCacheSpec, ParallelSpec, PrefillSpec, RowType
 from asap_ray.strict import build
 
 DEVICES: Final = ("cpu",)
@@ -38,6 +38,7 @@ class ServeConfig:
     served_model_name: str = ""  # empty: the directory's name
     device: str = "cpu"
     compute_type: RowType = RowType.FLOAT32
+    expert_type: ExpertType = ExpertType.FLOAT
     threads: int = 1  # CPU threads of one device
     policy: str = "paper"  # what runs next, and where; what won on the devices that serve (docs/async_vs_sync.md)
     max_queued_requests: int = 1024

@@ -40,6 +40,13 @@ class Combine(StrEnum):
     PER_EXPERT = "per_expert"
 
 
+class ExpertType(StrEnum):
+    """What the weights of routed experts are kept in."""
+
+    FLOAT = "float"  # the compute type
+    INT8 = "int8"  # W8A8: products in int8, rows travel as they do otherwise
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """What the engine needs to know of a model; everything else stays in `models/`."""

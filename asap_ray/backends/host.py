@@ -28,8 +28,8 @@ from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Pages, Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
-from asap_ray.protocol import BatchQueue, Collective, Routed, WorkItem
-from asap_ray.spec import NUM_SLOTS, Instance, RowType
+from asap_ray.protocol import BatchQueue, Collective, MoEStage, Routed, WorkItem
+from asap_ray.spec import NUM_SLOTS, ExpertType, Instance, RowType
 
 _log = logging.getLogger(__name__)
 
@@ -217,7 +217,12 @@ class HostMoE:
         self._layout = layout_of(self._instance)
         self._moe_device = moe_device
         self._epoch = time.time_ns()
-        self.stage = model.expert_stage(self._instance.experts_of(moe_device), DTYPES[config.compute_type])
+        experts = self._instance.experts_of(moe_device)
+        self.stage: MoEStage
+        if config.expert_type is ExpertType.INT8:
+            self.stage = model.int8_expert_stage(experts)
+        else:
+            self.stage = model.expert_stage(experts, DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()

@@ -15,6 +15,9 @@ from asap_ray.kvcache.kinds import CacheSpec
 NODE_SHARE: Final = 0.8
 """Of a node's memory, for the devices of one instance, equal parts; the rest is the system's, Ray's, the frontend's."""
 
+READ_LAYERS: Final = 2
+"""Layers' worth of the pages that reading them back may take."""
+
 _LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Of a container: control groups of either version."""
 
@@ -38,7 +41,8 @@ def process_bytes() -> int:
 def fit_blocks(config: ServeConfig, spec: CacheSpec, taken: Mapping[str, int]) -> int:
     """How many blocks a rank has room for; pages that are not written cost nothing.
 
-    A prefix is read back one layer at a time, so of what is left one layer's share stays free.
+    A prefix is read back one layer at a time, and latents become the keys and values of at least one head, which are
+    about as much: of what is left two layers' share stays free.
 
     Args:
         config: of the instance, all of whose devices are taken to be on this node.
@@ -51,7 +55,7 @@ def fit_blocks(config: ServeConfig, spec: CacheSpec, taken: Mapping[str, int]) -
     device = config.device_memory_bytes or int(NODE_SHARE * node_bytes()) // config.parallel.num_devices
     left = device - sum(taken.values())
     asked, max_tokens = config.kv_cache.memory_bytes, config.prefill.max_tokens
-    room = max(0, left) * spec.num_layers // (spec.num_layers + 1) if asked is None else asked
+    room = max(0, left) * spec.num_layers // (spec.num_layers + READ_LAYERS) if asked is None else asked
     terms = " - ".join((_mb(device), *(f"{what} {_mb(num_bytes)}" for what, num_bytes in taken.items())))
     arithmetic = f"the memory of a device is {terms} = {_mb(left)} MB for the KV cache of an attention rank"
     if asked is not None and asked > left:

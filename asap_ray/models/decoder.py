@@ -110,8 +110,7 @@ class Decoder:
 
     def _cache(self, request: Request) -> Cache | PagedRows | None:
         """Where a request's keys and values stay; the chunks of one prompt share it. The last chunk takes it along."""
-        is_first = request.past_tokens == request.cached_tokens
-        cache = self._room(request) if is_first else self._kept.pop(request.request_id)
+        cache = self._room(request) if request.is_first else self._kept.pop(request.request_id)
         if request.future_tokens and cache:
             self._kept[request.request_id] = cache
         return cache

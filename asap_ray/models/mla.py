@@ -112,11 +112,10 @@ class LatentAttention:
         return shard.own(weight.T)
 
     def workspace(self, num_tokens: int) -> int:
-        """See `AttentionLayer`: latents, queries, what they make; and keys and values of a few heads."""
+        """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads of the prompt."""
         sizes, num_heads = self._sizes, len(self._up_NXC)
         width = self._down_HA.shape[1] + num_heads * (sizes.head_dim + sizes.value_dim)
-        head = num_tokens * sizes.head_dim
-        return num_tokens * width + 3 * max(head, min(EXPANDED, num_heads * head))
+        return num_tokens * width + 3 * max(EXPANDED, num_tokens * sizes.head_dim)
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: the latents, normalised, and the key to be rotated."""

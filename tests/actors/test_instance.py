@@ -104,14 +104,7 @@ def test_a_cached_prefix_answers_as_transformers(run: Run, make_config: MakeConf
     config = make_config("pages", 1, 2, 1)
     instance, whole = PrefillInstance(config), request(3)
     cold = dataclasses.replace(whole, request_id="cold", table=(7, 0, 5))
-    hit = dataclasses.replace(
-        whole,
-        num_tokens=1,
-        token_ids=whole.token_ids[-4:],
-        past_tokens=128,
-        cached_tokens=128,
-        table=(7, 0, 3),
-    )
+    hit = dataclasses.replace(whole, table=(7, 0, 3)).behind(128)
 
     async def ask_both() -> tuple[list[int], list[Registration], list[torch.Tensor]]:
         await instance.start()

@@ -41,38 +41,13 @@ def run_in_pages(stage: Decoder, experts: Experts, batches: Sequence[Batch]) -> 
 
 def seen(request: Request, table: tuple[int, ...], cached_tokens: int = 0) -> Request:
     """A whole prompt as a group sees it that has the first of its tokens."""
-    return replace(
-        request,
-        num_tokens=request.num_tokens - cached_tokens,
-        token_ids=request.token_ids[4 * cached_tokens :],
-        past_tokens=cached_tokens,
-        cached_tokens=cached_tokens,
-        table=table,
-    )
+    return replace(request, table=table).behind(cached_tokens)
 
 
 def pieces_of(request: Request, *cuts: int) -> list[Batch]:
     """What is left of a prompt, cut at these tokens of it, a batch each."""
-    end = request.past_tokens + request.num_tokens
-    return [
-        Batch(
-            (
-                replace(
-                    request,
-                    num_tokens=stop - start,
-                    token_ids=request.token_ids[4 * (start - request.past_tokens) : 4 * (stop - request.past_tokens)],
-                    past_tokens=start,
-                    future_tokens=end - stop,
-                ),
-            )
-        )
-        for start, stop in pairwise((request.past_tokens, *cuts, end))
-    ]
-
-
-def named(requests: Sequence[Request], prefix: str) -> list[Request]:
-    """The same prompts of somebody else."""
-    return [replace(request, request_id=f"{prefix}{request.request_id}") for request in requests]
+    ends = (request.past_tokens, *cuts, request.prompt_tokens)
+    return [Batch((request.chunk(start, stop),)) for start, stop in pairwise(ends)]
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
