@@ -17,6 +17,7 @@ from asap_ray.actors.frontend import build_api
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.timeline import timeline_route
 from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
@@ -88,6 +89,7 @@ class Frontend:
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
+        api.add_api_route("/timeline", timeline_route(self.timeline), methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -113,6 +115,10 @@ class Frontend:
     async def compute_seconds(self) -> dict[str, float]:
         """Seconds every device has computed since its start, by name."""
         return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
+
+    async def timeline(self, last_s: float) -> bytes:
+        """The spans of every device in the last seconds, as a message (`Timeline`)."""
+        return encode(await self._instance.timeline(last_s))
 
     async def drain(self) -> None:
         """Not ready from now on: fail what is queued, let running batches finish (SIGTERM)."""

@@ -25,6 +25,8 @@ from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
 from asap_ray.models.model import load_model
 from asap_ray.protocol import BatchQueue, Collective
+from asap_ray.totals import GroupTotals
+from asap_ray.tracks import Timeline
 
 _LOCALHOST: Final = "127.0.0.1"
 """The ranks of a group share a bundle, and a bundle never spans nodes."""
@@ -74,6 +76,14 @@ class GroupRank:
     def duty(self) -> bytes:
         """Totals of this rank's compute stream."""
         return encode(self._attention.duty)
+
+    def timeline(self, last_s: float) -> bytes:
+        """The spans of this rank in the last seconds (`Timeline`)."""
+        return encode(self._attention.timeline(last_s))
+
+    def totals(self) -> bytes:
+        """What this rank has counted since its start, as the `GroupTotals` of one rank."""
+        return encode(GroupTotals(ranks=(self._attention.totals(),)))
 
     def stop(self) -> None:
         """End the loop."""
@@ -179,6 +189,16 @@ class AttentionGroup:
     async def duty(self) -> bytes:
         """Totals of rank 0's compute stream."""
         return self._rank.duty()
+
+    async def timeline(self, last_s: float) -> bytes:
+        """The spans of its ranks in the last seconds (`Timeline`)."""
+        replies = [self._rank.timeline(last_s), *[await each.timeline.remote(last_s) for each in self._followers]]
+        return encode(Timeline.of(decode(Timeline, reply) for reply in replies))
+
+    async def totals(self) -> bytes:
+        """What its ranks have counted since their start (`GroupTotals`)."""
+        replies = [self._rank.totals(), *[await follower.totals.remote() for follower in self._followers]]
+        return encode(GroupTotals(ranks=tuple(rank for reply in replies for rank in decode(GroupTotals, reply).ranks)))
 
     async def stop(self, frontend: str) -> bool:
         """End the loops, unless another frontend uses them; whether they ended. Running batches fail."""

@@ -58,6 +58,14 @@ class MoEDevice:
         """Totals of the compute stream."""
         return encode(self._moe.duty)
 
+    def timeline(self, last_s: float) -> bytes:
+        """The spans of its streams in the last seconds (`Timeline`)."""
+        return encode(self._moe.timeline(last_s))
+
+    def totals(self) -> bytes:
+        """What it has counted since its start (`DeviceTotals`)."""
+        return encode(self._moe.totals())
+
     def stop(self, frontend: str) -> bool:
         """End the streams, unless another frontend uses them; whether they ended."""
         if not self._lease.release(frontend):

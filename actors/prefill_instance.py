@@ -23,6 +23,7 @@ from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
+from asap_ray.tracks import Timeline
 
 NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
@@ -142,6 +143,11 @@ class PrefillInstance:
         """Totals of every device's compute stream, by name; a device that does not answer is left out."""
         replies = await self._ask(self._names, "duty", timeout_s=ANSWER_S)
         return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
+
+    async def timeline(self, last_s: float) -> Timeline:
+        """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
+        replies = await self._ask(self._names, "timeline", last_s, timeout_s=ANSWER_S)
+        return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""

@@ -8,9 +8,11 @@ import datetime
 import logging
 import shlex
 import sys
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +24,7 @@ from ray.serve.exceptions import RayServeException
 from rich.console import Console
 
 from asap_ray.actors.handle_target import HandleTarget
+from asap_ray.actors.timeline import read_timeline
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.progress import Progress
 from asap_ray.evaluation.replay_html import write_html
@@ -35,6 +38,9 @@ from asap_ray.evaluation.replay_report import (
     write_json,
 )
 from asap_ray.evaluation.utilisation import ReadDuty, sampled
+from asap_ray.messages import decode
+from asap_ray.telemetry.trace_events import write_trace
+from asap_ray.tracks import Timeline
 from asap_ray.workload.client import Plan, Result, Target, replay
 from asap_ray.workload.http_target import HttpTarget, ServedModel, connect, served_model
 from asap_ray.workload.shaping import Shaping
@@ -42,6 +48,12 @@ from asap_ray.workload.trace import TraceRequest
 from asap_ray.workload.trace_file import bundled_trace, read_trace
 
 CONNECT_S: Final = 30.0
+_log = logging.getLogger(__name__)
+_PROBE_S: Final = 0.001
+
+
+ReadTimeline = Callable[[float], Awaitable[Timeline]]
+"""What every device did in the last so many seconds; raises ConfigError where nobody records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class Endpoint:
     target: Target
     model: ServedModel
     duty: ReadDuty
+    timeline: ReadTimeline
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +79,7 @@ async def http_endpoint(url: str) -> AsyncIterator[Endpoint]:
             except (httpx.HTTPError, ValueError):
                 return {}
 
-        yield Endpoint(HttpTarget(client, model.name), model, duty)
+        yield Endpoint(HttpTarget(client, model.name), model, duty, partial(read_timeline, client))
 
 
 @contextlib.asynccontextmanager
@@ -90,7 +103,13 @@ async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
             totals = await handle.compute_seconds.remote()
         return _by_device(totals)
 
-    yield Endpoint(HandleTarget(handle), model, duty)
+    async def timeline(last_s: float) -> Timeline:
+        try:
+            return decode(Timeline, await handle.timeline.remote(last_s))
+        except RayError as error:
+            raise ConfigError(f"application {name!r} gave no timeline: {error}") from None
+
+    yield Endpoint(HandleTarget(handle), model, duty, timeline)
 
 
 def _by_device(totals: Mapping[str, float]) -> dict[str, float]:
@@ -105,6 +124,7 @@ class Job:
     trace: Path | None  # None: the bundled one
     shaping: Shaping
     out: Path  # directory of the results
+    timeline: Path | None = None  # a trace of its last seconds, as far as the devices keep them
     vocab_size: int | None = None  # None: as the endpoint says
     max_tokens: int = 1
     timeout_s: float = 600.0
@@ -160,6 +180,8 @@ class Job:
             progress.update(len(results), num_errors)
 
         async with connecting as endpoint, sampled(endpoint.duty, samples):
+            if self.timeline:  # nobody who records: better said now
+                await endpoint.timeline(_PROBE_S)
             plan = Plan(
                 requests=requests,
                 vocab_size=self._vocab_size(endpoint.model),
@@ -168,7 +190,10 @@ class Job:
                 timeout_s=self.timeout_s,
             )
             with Progress(Console(highlight=False), len(requests), "requests", "errors") as progress:
+                began_s = time.monotonic()
                 await replay(plan, endpoint.target, ended)
+            if self.timeline:
+                await _write_timeline(self.timeline, endpoint, time.monotonic() - began_s)
 
     def _files(self) -> tuple[Path, Path]:
         try:
@@ -176,7 +201,7 @@ class Job:
         except OSError as error:
             raise ConfigError(f"cannot make directory {self.out}: {error.strerror}") from None
         files = self.out / "replay.json", self.out / "replay.html"
-        for file in files:
+        for file in filter(None, (*files, self.timeline)):
             check_writable(file)
         return files
 
@@ -185,3 +210,11 @@ class Job:
         if size is None:
             raise ConfigError(f"{model.name} does not say its vocabulary size; give --vocab-size")
         return size
+
+
+async def _write_timeline(path: Path, endpoint: Endpoint, last_s: float) -> None:
+    """An instance that is gone by now must not cost the report."""
+    try:
+        write_trace(path, await endpoint.timeline(last_s))
+    except ConfigError as error:
+        _log.error("no timeline: %s", error)

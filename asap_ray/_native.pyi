@@ -108,6 +108,10 @@ class AttentionComm:
             ValueError: no such device, or the buffer is too small.
         """
 
+    @property
+    def backpressure_s(self) -> list[float]:
+        """Seconds waited for room on each MoE device; a wait for several is divided among them. For any thread."""
+
     def abort(self) -> None:
         """Every wait, present or later, raises Closed within 60 ms."""
 
@@ -122,6 +126,14 @@ class Item:
     def layer(self) -> int: ...
     @property
     def sequence(self) -> int: ...
+    @property
+    def found_s(self) -> float:
+        """When its message was found complete, on the clock of `time.monotonic`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows that were sent, however many of the device's experts each is for."""
+
     @property
     def num_rows(self) -> int:
         """R: (row, expert) pairs."""

@@ -13,6 +13,8 @@ from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import CacheSpec
 from asap_ray.strict import build
+from asap_ray.totals import DeviceTotals, GroupTotals
+from asap_ray.tracks import Timeline
 
 VERSION: Final = 1
 
@@ -91,6 +93,9 @@ _KINDS: Final[dict[type, str]] = {
     Events: "events",
     Step: "step",
     Duty: "duty",
+    GroupTotals: "group totals",
+    DeviceTotals: "device totals",
+    Timeline: "timeline",
 }
 
 

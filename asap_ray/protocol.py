@@ -33,9 +33,11 @@ class WorkItem:
     dp_group: int
     slot: int
     layer: int  # data, not code: known only on arrival (3.4.2)
+    num_rows: int  # R
     num_rows_E: Any  # int32; the rows of expert x are consecutive
     rows_RH: Any
     ticket: Any  # the backend's own; goes back unchanged to combine_send
+    found_s: float  # when all of it was there, on the runtime's clock
 
 
 @dataclass(frozen=True, slots=True)

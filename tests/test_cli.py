@@ -25,6 +25,12 @@ from asap_ray.cli import main
         (["replay", "--url", "http://127.0.0.1:9", "--trace", "/nowhere"], "cannot read trace /nowhere"),
         (["replay", "--url", "http://127.0.0.1:9", "--out", "/proc/x"], "cannot make directory /proc/x"),
         (["replay", "--url", "http://127.0.0.1:9", "--rate", "0"], "rate factor=0.0 must be positive"),
+        (["replay", "--url", "http://127.0.0.1:9", "--timeline", "/proc/x"], "cannot write /proc/x"),
+        (["simulate", "--timeline", "/proc/x"], "cannot write /proc/x"),
+        (["timeline", "--last", "0s"], "--last '0s' must be a positive number of seconds"),
+        (["timeline", "--last", "soon"], "--last 'soon' must be a positive number of seconds"),
+        (["timeline", "-o", "/proc/x"], "cannot write /proc/x"),
+        (["timeline", "--url", "http://127.0.0.1:9"], "127.0.0.1:9/timeline: ConnectError"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(

@@ -21,6 +21,8 @@ from asap_ray.messages import (
     encode,
 )
 from asap_ray.spec import ParallelSpec
+from asap_ray.totals import DeviceTotals, GroupTotals, RankTotals, StreamTotals
+from asap_ray.tracks import Role, Source, StartedBatch, Timeline, Track
 
 SAMPLING = Sampling(max_tokens=3, temperature=0.5, seed=7, num_logprobs=2, stop_token_ids=(1, 2))
 REQUEST = Request(request_id="a", num_tokens=2, arrival_s=1.5, token_ids=b"\1\0\0\0\2\0\0\0", sampling=SAMPLING)
@@ -28,6 +30,7 @@ TOKEN = Token(request_id="a", token_id=5, logprob=-0.5, top_logprobs=((5, -0.5),
 DEVICE = Registration(
     role="moe", index=1, tp_rank=0, pid=2, fd=3, num_bytes=4, epoch=2**62, node="n", fingerprint={"model": "m"}
 )
+STREAM = StreamTotals(work_s=1.0, starved_s=2.0, blocked_s=0.5)
 MESSAGES = [
     REQUEST,
     Batch((REQUEST,)),
@@ -37,6 +40,32 @@ MESSAGES = [
     Answered(TOKEN, {"queue_s": 0.25}),
     Answered(status=429, error="full"),
     Duty(1.0, 2, 3),
+    GroupTotals(
+        ranks=(
+            RankTotals(duty=Duty(1.0, 2, 3), dispatch_s=0.5, combine_s=0.25, idle_s=4.0, backpressure_s_M=(0.125, 0.0)),
+        )
+    ),
+    Timeline(
+        tracks=(
+            Track(
+                source=Source(role=Role.ATTENTION, index=1, tp_rank=2),
+                stream="attention",
+                spans=b"\0" * 32,
+                batches=(StartedBatch(number=1, num_tokens=2, request_ids=("a", "b")),),
+            ),
+        )
+    ),
+    DeviceTotals(
+        duty=Duty(1.0, 2, 3),
+        receive=STREAM,
+        compute=STREAM,
+        send=STREAM,
+        num_tokens=5,
+        num_dropped=1,
+        num_expert_calls=4,
+        rows_E=(3, 0),
+        steps_L=(0, 2),
+    ),
     Registrations((DEVICE,)),
     ServeConfig(model="m", parallel=ParallelSpec(dp_groups=1, tp=2, moe_devices=3)),
 ]

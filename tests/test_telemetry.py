@@ -21,12 +21,13 @@ from asap_ray.scheduler.dual_batch import DualBatchScheduler
 from asap_ray.spec import PrefillSpec
 from asap_ray.telemetry import METRICS, devices, frontend
 from asap_ray.telemetry.metric import Kind, Metric
+from asap_ray.totals import DeviceTotals, RankTotals
 
 SOURCES = {
     source.__name__: source
     for source in (
-        *(Batch, DrainRate, DualBatchScheduler, Duty, HostMoEComm, PrefillInstance, PrefillService),
-        *(PrefillSpec, Request, Stamps, Token, Ttft, Waiter, WorkItem),
+        *(Batch, DeviceTotals, DrainRate, DualBatchScheduler, Duty, HostMoEComm, PrefillInstance, PrefillService),
+        *(PrefillSpec, RankTotals, Request, Stamps, Token, Ttft, Waiter, WorkItem),
     )
 }
 CLIENTS = {

@@ -24,12 +24,17 @@ from asap_ray.engine import attention, experts
 from asap_ray.errors import Closed, CorruptMessage, PeerTimeout
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
+from asap_ray.laps import Laps, State
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Pages, Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
 from asap_ray.protocol import BatchQueue, Collective, MoEStage, Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS, ExpertType, Instance, RowType
+from asap_ray.telemetry.received import Received
+from asap_ray.telemetry.recording import Recording
+from asap_ray.totals import DeviceTotals, RankTotals, stream_totals
+from asap_ray.tracks import Role, Source, Timeline
 
 _log = logging.getLogger(__name__)
 
@@ -95,21 +100,25 @@ class HostAttentionComm:
 class HostMoEComm:
     """`MoEComm` over shared memory."""
 
-    def __init__(self, native: _native.MoEComm, dtype: torch.dtype, deadline_s: float) -> None:
+    def __init__(self, native: _native.MoEComm, received: Received, dtype: torch.dtype, deadline_s: float) -> None:
         self._native = native
+        self._received = received
         self._dtype = dtype
         self._deadline_s = deadline_s
 
     async def dispatch_recv(self) -> WorkItem:
         """See `MoEComm`; an idle device waits for ever, for the rest of a message only until the deadline."""
         item = self._receive()
+        self._received.add(item.layer, item.num_tokens, item.num_rows_E)
         return WorkItem(
             dp_group=item.dp_group,
             slot=item.slot,
             layer=item.layer,
+            num_rows=item.num_rows,
             num_rows_E=torch.from_numpy(item.num_rows_E),
             rows_RH=tensor_of(item.rows, self._dtype),
             ticket=item,
+            found_s=item.found_s,
         )
 
     def _receive(self) -> _native.Item:
@@ -117,6 +126,7 @@ class HostMoEComm:
             try:
                 return self._native.async_dispatch_recv(self._deadline_s)
             except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
+                self._received.num_dropped += 1
                 _log.error("dropped a message: %s", error)
             except PeerTimeout as error:  # a group is stuck or gone: its owner replaces it, the others go on
                 _log.error("still waiting: %s", error)
@@ -141,6 +151,9 @@ class HostAttention:
         self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
+        self._recording = Recording(Source(role=Role.ATTENTION, index=group, tp_rank=collective.rank))
+        self._laps = Laps[attention.Flight](self.runtime.now, State.IDLE, self._recording.stream("attention"))
+        self._native: _native.AttentionComm | None = None  # until it is connected
 
     def _make_pages(self) -> Pages:
         """The KV cache of this rank; it does not outlive the stage, which alone writes it."""
@@ -186,6 +199,7 @@ class HostAttention:
             combine=prefill.combine,
         )
         self.runtime.on_close(native.abort)
+        self._native = native
         self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
 
     def be_patient(self, seconds: float) -> None:
@@ -201,11 +215,27 @@ class HostAttention:
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
         torch.set_num_threads(self._config.threads)
-        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self.duty)
+        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self._laps, self.duty)
+        self._laps.restart()
         try:
             drive(attention.serve(rank))
         except Closed:
             return
+
+    def timeline(self, last_s: float) -> Timeline:
+        """The spans of the last seconds, as far as they are kept; for any thread."""
+        return Timeline(tracks=self._recording.tracks(self.runtime.now() - last_s))
+
+    def totals(self) -> RankTotals:
+        """What this rank has counted since its start; for any thread."""
+        seconds = self._laps.totals_s()
+        return RankTotals(
+            duty=self.duty,
+            dispatch_s=seconds[State.DISPATCH],
+            combine_s=seconds[State.COMBINE],
+            idle_s=seconds[State.IDLE],
+            backpressure_s_M=tuple(self._native.backpressure_s) if self._native else (),
+        )
 
 
 class HostMoE:
@@ -217,15 +247,18 @@ class HostMoE:
         self._layout = layout_of(self._instance)
         self._moe_device = moe_device
         self._epoch = time.time_ns()
-        experts = self._instance.experts_of(moe_device)
+        mine = self._instance.experts_of(moe_device)
         self.stage: MoEStage
         if config.expert_type is ExpertType.INT8:
-            self.stage = model.int8_expert_stage(experts)
+            self.stage = model.int8_expert_stage(mine)
         else:
-            self.stage = model.expert_stage(experts, DTYPES[config.compute_type])
+            self.stage = model.expert_stage(mine, DTYPES[config.compute_type])
         self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
+        self._recording = Recording(Source(role=Role.MOE, index=moe_device))
+        self._laps = experts.Streams.of(self.runtime, self._recording.stream)
+        self._received = Received(len(mine), self._instance.model.num_layers)
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this device's buffer."""
@@ -246,7 +279,7 @@ class HostMoE:
             compute_type=self._config.compute_type,
         )
         self.runtime.on_close(native.abort)
-        self.comm = HostMoEComm(native, DTYPES[self._config.compute_type], prefill.deadline_s)
+        self.comm = HostMoEComm(native, self._received, DTYPES[self._config.compute_type], prefill.deadline_s)
 
     def replace_group(self, ranks: Sequence[Registration]) -> None:
         """A group died and these are its successor's ranks, in the order of j. For any thread; a repetition is one."""
@@ -258,7 +291,27 @@ class HostMoE:
     def serve(self) -> None:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""
         torch.set_num_threads(self._config.threads)
+        self._laps.restart()
         try:
-            drive(experts.serve(experts.Device(self.runtime, self.comm, self.stage, self.duty)))
+            drive(experts.serve(experts.Device(self.runtime, self.comm, self.stage, self._laps, self.duty)))
         except Closed:
             return
+
+    def timeline(self, last_s: float) -> Timeline:
+        """The spans of the last seconds, as far as they are kept; for any thread."""
+        return Timeline(tracks=self._recording.tracks(self.runtime.now() - last_s))
+
+    def totals(self) -> DeviceTotals:
+        """What this device has counted since its start; for any thread."""
+        received, laps = self._received, self._laps
+        return DeviceTotals(
+            duty=self.duty,
+            receive=stream_totals(laps.receive, State.RECEIVE),
+            compute=stream_totals(laps.compute, State.EXPERTS),
+            send=stream_totals(laps.send, State.SEND),
+            num_tokens=received.num_tokens,
+            num_dropped=received.num_dropped,
+            num_expert_calls=received.num_expert_calls,
+            rows_E=tuple(received.rows_E.tolist()),
+            steps_L=tuple(received.steps_L.tolist()),
+        )

@@ -18,6 +18,7 @@ from asap_ray.batch import Batch, Duty, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.engine import lockstep
 from asap_ray.errors import Closed, ConfigError
+from asap_ray.laps import Laps, State
 from asap_ray.messages import Events, Registration, Step, decode, encode
 from asap_ray.models.model import Model
 from asap_ray.protocol import MoEComm, StepQueue, WorkItem
@@ -60,9 +61,11 @@ def _merged(items: list[WorkItem]) -> WorkItem:
         dp_group=-1,  # all of them
         slot=items[0].slot,
         layer=items[0].layer,
+        num_rows=sum(item.num_rows for item in items),
         num_rows_E=sum(item.num_rows_E for item in items),
         rows_RH=torch.cat([part for of_expert in parts_E for part in of_expert]),
         ticket=items,
+        found_s=max(item.found_s for item in items),
     )
 
 
@@ -129,6 +132,7 @@ class HostLockstep:
             attention=self._attention.stage,
             experts=self._moe.stage,
             queue=queue,
+            laps=Laps(self.runtime.now, State.IDLE),
             duty=self.duty,
         )
         try:

@@ -18,6 +18,7 @@ from asap_ray.cli.report import report
 from asap_ray.cli.serve import serve
 from asap_ray.cli.simulate import simulate
 from asap_ray.cli.sweep import sweep
+from asap_ray.cli.timeline import timeline
 from asap_ray.errors import AsapError
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, replay, demo, simulate, sweep, report, plan, layout, make_model):
+for command in (serve, replay, demo, simulate, sweep, report, plan, layout, make_model, timeline):
     app.command()(command)
 app.add_typer(dashboards, name="dashboards")
 

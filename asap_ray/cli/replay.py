@@ -28,6 +28,7 @@ def replay(
     seed: Annotated[int, typer.Option(help="Of prompts, arrivals and spreading.")] = 0,
     slo: Annotated[float, typer.Option(help="TTFT objective in seconds (5 in the paper).")] = 5.0,
     timeout: Annotated[float, typer.Option(help="Longest wait for one answer, seconds.")] = 600.0,
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace of its end for Perfetto here.")] = None,
     out: Annotated[Path, typer.Option(help="Directory of replay.json and replay.html.")] = Path("replay"),
 ) -> None:
     """Replay a trace open loop: every request goes out when the trace says so; write a table and a report."""
@@ -54,5 +55,6 @@ def replay(
         timeout_s=timeout,
         slo_s=slo,
         out=out,
+        timeline=timeline,
     )
     job.run(http_endpoint(url) if url else app_endpoint(str(app), address))

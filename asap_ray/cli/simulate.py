@@ -23,6 +23,7 @@ def simulate(
     duration: Duration = 300.0,
     slo: Slo = 5.0,
     criterion: Annotated[str, typer.Option(help="What the objective is for: mean, p99, attainment:0.9.")] = "mean",
+    timeline: Annotated[Path | None, typer.Option(help="Write a trace for Perfetto here.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write settings, summary and requests here.")] = None,
 ) -> None:
     """Run one system in virtual time under one load, at the paper's scale unless told otherwise."""
@@ -30,13 +31,20 @@ def simulate(
     from asap_ray.evaluation.replay_report import check_writable
     from asap_ray.evaluation.simulation_report import report_of
     from asap_ray.evaluation.slo import criterion_of
+    from asap_ray.laps import no_recorders
+    from asap_ray.telemetry.recording import Recordings
+    from asap_ray.telemetry.trace_events import write_trace
     from asap_ray.workload.trace import check_positive
 
     judged_by = criterion_of(criterion)
     check_positive("slo", slo)
-    if json_file:
-        check_writable(json_file)
-    report = report_of(Point(system=system, case=case, rps=rps, duration_s=duration, seed=seed), slo, judged_by)
+    for file in filter(None, (json_file, timeline)):
+        check_writable(file)
+    recordings = Recordings()
+    point = Point(system=system, case=case, rps=rps, duration_s=duration, seed=seed)
+    report = report_of(point, slo, judged_by, recordings.device if timeline else no_recorders)
     Console(highlight=False, soft_wrap=True).print(report.tables())
+    if timeline:
+        write_trace(timeline, recordings.timeline())
     if json_file:
         report.write_json(json_file)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asap_ray.batch import Batch, Duty, Stamps
+from asap_ray.laps import ATTENTION, COMBINE, DISPATCH, FINISH, IDLE, START, Laps
 from asap_ray.protocol import AttentionComm, AttentionStage, BatchQueue, Runtime
 from asap_ray.spec import NUM_SLOTS
 
@@ -18,6 +19,7 @@ class Rank:
     comm: AttentionComm
     stage: AttentionStage
     queue: BatchQueue
+    laps: Laps[Flight]
     duty: Duty = field(default_factory=Duty.zero)
 
 
@@ -26,6 +28,7 @@ class Flight:
     """A batch in a slot, at a layer of its own."""
 
     batch: Batch
+    slot: int
     state: Any
     admitted_s: float
     layer: int = 0
@@ -43,9 +46,9 @@ async def serve(rank: Rank) -> None:
         for slot in range(NUM_SLOTS):
             occupied = tuple(flight.batch for flight in flights if flight)
             if flights[slot] is None and (occupied or slot == 0):  # an idle group starts in slot 0: solo fits
-                flights[slot] = await _admit(rank, occupied)
+                flights[slot] = await _admit(rank, slot, occupied)
             if flight := flights[slot]:
-                flights[slot] = flight if await _advance(rank, slot, flight) else None
+                flights[slot] = flight if await _advance(rank, flight) else None
 
 
 async def serve_pairs(rank: Rank) -> None:
@@ -53,51 +56,51 @@ async def serve_pairs(rank: Rank) -> None:
     while True:
         flights: list[Flight | None] = [None] * NUM_SLOTS
         for slot in range(NUM_SLOTS):
-            flights[slot] = await _admit(rank, tuple(flight.batch for flight in flights if flight))
+            flights[slot] = await _admit(rank, slot, tuple(flight.batch for flight in flights if flight))
         while any(flights):
             for slot, flight in enumerate(flights):
                 if flight:
-                    flights[slot] = flight if await _advance(rank, slot, flight) else None
+                    flights[slot] = flight if await _advance(rank, flight) else None
 
 
-async def _admit(rank: Rank, occupied: tuple[Batch, ...]) -> Flight | None:
+async def _admit(rank: Rank, slot: int, occupied: tuple[Batch, ...]) -> Flight | None:
     batch = await rank.queue.admit(occupied)
+    rank.laps.lap(IDLE)
     if batch is None:
         return None
     admitted_s = rank.runtime.now()
-    return Flight(batch, await rank.stage.start(batch), admitted_s)
+    flight = Flight(batch, slot, await rank.stage.start(batch), admitted_s)
+    rank.laps.lap(START, flight)
+    return flight
 
 
-async def _advance(rank: Rank, slot: int, flight: Flight) -> bool:
+async def _advance(rank: Rank, flight: Flight) -> bool:
     """One turn of a slot: take a layer's results, compute up to the next router, send. False at the end."""
-    now, stamps = rank.runtime.now, flight.stamps
+    laps, stamps = rank.laps, flight.stamps
     expert_out = None
     if flight.layer > 0:
-        began_s = now()
-        expert_out = await rank.comm.combine_recv(slot)
-        stamps.combine_s += now() - began_s
+        expert_out = await rank.comm.combine_recv(flight.slot)
+        stamps.combine_s += laps.lap(COMBINE, flight)
     if flight.layer == rank.stage.num_layers:
         return await _finish(rank, flight, expert_out)
 
-    began_s = now()
     routed = await rank.stage.attend(flight.state, flight.layer, expert_out)
-    computed_s = now()
-    await rank.comm.dispatch_send(slot, flight.layer, routed)
-    stamps.attention_s += computed_s - began_s
-    stamps.dispatch_s += now() - computed_s
-    rank.duty.add(computed_s - began_s, flight.batch.num_tokens)
+    attention_s = laps.lap(ATTENTION, flight)
+    await rank.comm.dispatch_send(flight.slot, flight.layer, routed)
+    stamps.attention_s += attention_s
+    stamps.dispatch_s += laps.lap(DISPATCH, flight)
+    rank.duty.add(attention_s, flight.batch.num_tokens)
     flight.layer += 1
     return True
 
 
 async def _finish(rank: Rank, flight: Flight, expert_out: Any) -> bool:
     """Tokens out; the batch stays in its slot while a request of it decodes."""
-    began_s = rank.runtime.now()
     finished = await rank.stage.finish(flight.state, expert_out)
-    ended_s = rank.runtime.now()
-    flight.stamps.attention_s += ended_s - began_s
-    flight.stamps.total_s = ended_s - flight.admitted_s
-    rank.duty.add(ended_s - began_s, 0)
+    finish_s = rank.laps.lap(FINISH, flight)
+    flight.stamps.attention_s += finish_s
+    flight.stamps.total_s = rank.runtime.now() - flight.admitted_s
+    rank.duty.add(finish_s, 0)
     await rank.queue.deliver(flight.batch, finished.tokens, flight.stamps)
     flight.state, flight.layer = finished.next_state, 0
     return finished.next_state is not None

@@ -6,7 +6,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asap_ray.batch import Duty
+from asap_ray.laps import BLOCKED, EXPERTS, RECEIVE, SEND, STARVED, Laps, Recorder, no_recorder
 from asap_ray.protocol import MoEComm, MoEStage, Queue, Runtime, WorkItem
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The laps of a MoE device's three streams."""
+
+    receive: Laps[WorkItem]
+    compute: Laps[WorkItem]
+    send: Laps[WorkItem]
+
+    @classmethod
+    def of(cls, runtime: Runtime, recorder: Recorder = no_recorder) -> Streams:
+        """The laps of a device whose time is the runtime's."""
+        names = ("receive", "compute", "send")
+        return cls(*(Laps[WorkItem](runtime.now, STARVED, recorder(name)) for name in names))
+
+    def restart(self) -> None:
+        """See `Laps`, of all three."""
+        for laps in (self.receive, self.compute, self.send):
+            laps.restart()
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +37,7 @@ class Device:
     runtime: Runtime
     comm: MoEComm
     stage: MoEStage
+    laps: Streams
     duty: Duty = field(default_factory=Duty.zero)
 
 
@@ -27,30 +49,47 @@ async def serve(device: Device) -> None:
 
 async def serve_sequential(device: Device) -> None:
     """One stream; the ablation of 5.5.2."""
+    laps = device.laps.compute
     while True:
-        work = await device.comm.dispatch_recv()
+        work = await _dispatch_recv(device, laps)
         await device.comm.combine_send(work, await _super_kernel(device, work))
+        laps.lap(SEND, work)
 
 
 async def _receive(device: Device, ready: Queue) -> None:
+    laps = device.laps.receive
     while True:
-        await ready.put(await device.comm.dispatch_recv())
+        work = await _dispatch_recv(device, laps)
+        await ready.put(work)
+        laps.lap(BLOCKED)
 
 
 async def _compute(device: Device, ready: Queue, done: Queue) -> None:
+    laps = device.laps.compute
     while True:
         work = await ready.get()
+        laps.lap(STARVED)
         await done.put((work, await _super_kernel(device, work)))
+        laps.lap(BLOCKED)
 
 
 async def _send(device: Device, done: Queue) -> None:
+    laps = device.laps.send
     while True:
         work, results = await done.get()
+        laps.lap(STARVED)
         await device.comm.combine_send(work, results)
+        laps.lap(SEND, work)
+
+
+async def _dispatch_recv(device: Device, laps: Laps[WorkItem]) -> WorkItem:
+    work = await device.comm.dispatch_recv()
+    laps.lap_until(work.found_s, STARVED)
+    laps.lap(RECEIVE, work)
+    return work
 
 
 async def _super_kernel(device: Device, work: WorkItem) -> Any:
-    began_s = device.runtime.now()
     results = await device.stage.super_kernel(work.layer, work.rows_RH, work.num_rows_E)
-    device.duty.add(device.runtime.now() - began_s, len(work.rows_RH))
+    device.duty.add(device.laps.compute.lap(EXPERTS, work), work.num_rows)
     return results

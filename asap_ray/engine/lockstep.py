@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asap_ray.batch import Batch, Duty, Stamps
+from asap_ray.laps import ATTENTION, COMBINE, DISPATCH, EXPERTS, FINISH, IDLE, RECEIVE, SEND, START, Laps
 from asap_ray.protocol import AttentionComm, AttentionStage, LockstepMoEComm, MoEStage, Runtime, StepQueue
 
 
@@ -24,6 +25,7 @@ class Worker:
     attention: AttentionStage
     experts: MoEStage
     queue: StepQueue
+    laps: Laps[MicroBatch]
     duty: Duty = field(default_factory=Duty.zero)
 
 
@@ -32,63 +34,73 @@ class MicroBatch:
     """One micro-batch of the step: one slot of the buffers."""
 
     batch: Batch
+    slot: int
     state: Any
     started_s: float
+    layer: int = 0
     stamps: Stamps = field(default_factory=Stamps)
 
 
 async def serve(worker: Worker) -> None:
     """Step after step, all ranks at once; only `Closed` or a failure ends it."""
     while True:
-        batches = await worker.queue.step()
-        started_s = worker.runtime.now()
-        step = [MicroBatch(batch, await worker.attention.start(batch), started_s) for batch in batches]
+        step = await _start(worker)
         for layer in range(worker.attention.num_layers):
-            for slot, micro in enumerate(step):
-                await _attend(worker, slot, layer, micro)
-            for slot in range(len(step)):
-                await _experts(worker, slot)
-        for slot, micro in enumerate(step):
-            await _finish(worker, slot, micro)
+            for micro in step:
+                await _attend(worker, layer, micro)
+            for micro in step:
+                await _experts(worker, micro)
+        for micro in step:
+            await _finish(worker, micro)
 
 
-async def _attend(worker: Worker, slot: int, layer: int, micro: MicroBatch) -> None:
+async def _start(worker: Worker) -> list[MicroBatch]:
+    """Wait for the micro-batches of the next step."""
+    batches = await worker.queue.step()
+    worker.laps.lap(IDLE)
+    started_s, step = worker.runtime.now(), []
+    for slot, batch in enumerate(batches):
+        step.append(MicroBatch(batch, slot, await worker.attention.start(batch), started_s))
+        worker.laps.lap(START, step[-1])
+    return step
+
+
+async def _attend(worker: Worker, layer: int, micro: MicroBatch) -> None:
     """Wait at the barrier after the layer before, compute up to the next router, send."""
-    expert_out = await _combined(worker, slot, micro) if layer > 0 else None
-    began_s = worker.runtime.now()
+    expert_out = await _combined(worker, micro) if layer > 0 else None
+    micro.layer = layer
     routed = await worker.attention.attend(micro.state, layer, expert_out)
-    computed_s = worker.runtime.now()
-    await worker.attention_comm.dispatch_send(slot, layer, routed)
-    micro.stamps.attention_s += computed_s - began_s
-    micro.stamps.dispatch_s += worker.runtime.now() - computed_s
-    worker.duty.add(computed_s - began_s, micro.batch.num_tokens)
+    attention_s = worker.laps.lap(ATTENTION, micro)
+    await worker.attention_comm.dispatch_send(micro.slot, layer, routed)
+    micro.stamps.attention_s += attention_s
+    micro.stamps.dispatch_s += worker.laps.lap(DISPATCH, micro)
+    worker.duty.add(attention_s, micro.batch.num_tokens)
 
 
-async def _experts(worker: Worker, slot: int) -> None:
+async def _experts(worker: Worker, micro: MicroBatch) -> None:
     """Wait at the barrier before the MoE layer, compute every rank's rows, send results."""
-    work = await worker.moe_comm.dispatch_recv(slot)
-    began_s = worker.runtime.now()
+    work = await worker.moe_comm.dispatch_recv(micro.slot)
+    worker.laps.lap(RECEIVE, micro)
     results = await worker.experts.super_kernel(work.layer, work.rows_RH, work.num_rows_E)
-    worker.duty.add(worker.runtime.now() - began_s, 0)
+    worker.duty.add(worker.laps.lap(EXPERTS, micro), 0)
     await worker.moe_comm.combine_send(work, results)
+    worker.laps.lap(SEND, micro)
 
 
-async def _combined(worker: Worker, slot: int, micro: MicroBatch) -> Any:
+async def _combined(worker: Worker, micro: MicroBatch) -> Any:
     """The results of a layer, once every rank has sent its own."""
-    began_s = worker.runtime.now()
-    expert_out = await worker.attention_comm.combine_recv(slot)
-    micro.stamps.combine_s += worker.runtime.now() - began_s
+    expert_out = await worker.attention_comm.combine_recv(micro.slot)
+    micro.stamps.combine_s += worker.laps.lap(COMBINE, micro)
     return expert_out
 
 
-async def _finish(worker: Worker, slot: int, micro: MicroBatch) -> None:
+async def _finish(worker: Worker, micro: MicroBatch) -> None:
     """Tokens out; an empty micro-batch only keeps step. A decode step is not part of a prefill baseline."""
-    expert_out = await _combined(worker, slot, micro)
-    began_s = worker.runtime.now()
+    expert_out = await _combined(worker, micro)
     finished = await worker.attention.finish(micro.state, expert_out)
-    ended_s = worker.runtime.now()
-    micro.stamps.attention_s += ended_s - began_s
-    micro.stamps.total_s = ended_s - micro.started_s
-    worker.duty.add(ended_s - began_s, 0)
+    finish_s = worker.laps.lap(FINISH, micro)
+    micro.stamps.attention_s += finish_s
+    micro.stamps.total_s = worker.runtime.now() - micro.started_s
+    worker.duty.add(finish_s, 0)
     if micro.batch.requests:
         await worker.queue.deliver(micro.batch, finished.tokens, micro.stamps)

@@ -18,6 +18,7 @@ from asap_ray.cost.skew import skew_of
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Row, Run
 from asap_ray.evaluation.systems import Setup, system_of
+from asap_ray.laps import Recorders, no_recorders
 from asap_ray.spec import ParallelSpec, PrefillSpec, paper
 from asap_ray.workload.lengths import MAX_TOKENS, PRESETS, paper_trace
 from asap_ray.workload.trace import TraceRequest, check_positive, dequantise, drop_longer
@@ -180,13 +181,13 @@ class Outcome:
         return self.ttft_percentiles_s[percentile - 1]
 
 
-def run_of(point: Point) -> Run:
-    """Simulate it; a pure function of its argument.
+def run_of(point: Point, recorders: Recorders = no_recorders) -> Run:
+    """Simulate it; a pure function of the point, whoever records it.
 
     Raises:
         ConfigError: a name or a number of the point is wrong.
     """
-    system, setup = system_of(point.system), point.case.setup()
+    system, setup = system_of(point.system), replace(point.case.setup(), recorders=recorders)
     requests = point.case.requests(point.rps, point.duration_s, point.seed)
     if not requests:
         raise ConfigError(f"no request comes within {point.duration_s:g} s at {point.rps:g} RPS, seed {point.seed}")

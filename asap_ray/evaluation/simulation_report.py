@@ -18,6 +18,7 @@ from asap_ray.evaluation.replay_report import TABLE_COLUMNS, summarise, table_ro
 from asap_ray.evaluation.simulate import Row, Run
 from asap_ray.evaluation.slo import Criterion
 from asap_ray.evaluation.sweep import case_bound
+from asap_ray.laps import Recorders, no_recorders
 from asap_ray.workload.client import Result
 
 
@@ -80,10 +81,12 @@ class SimulationReport:
         return [_result(index, row) for index, row in enumerate(self.run.rows)]
 
 
-def report_of(point: Point, slo_s: float, criterion: Criterion) -> SimulationReport:
+def report_of(
+    point: Point, slo_s: float, criterion: Criterion, recorders: Recorders = no_recorders
+) -> SimulationReport:
     """Simulate it; raises as `run_of` does."""
     bound = case_bound(point.case)
-    run = run_of(point)
+    run = run_of(point, recorders)
     return SimulationReport(
         point=point, run=run, outcome=outcome_of(run), bound=bound, slo_s=slo_s, criterion=criterion
     )

@@ -17,6 +17,7 @@ from asap_ray.engine import attention, experts
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.simulate import Run, simulate
 from asap_ray.evaluation.sync_systems import POLICIES, attention_work, synchronous
+from asap_ray.laps import Recorders, no_recorders
 from asap_ray.scheduler import policies
 from asap_ray.scheduler.admission import Admission, pairs, refill, single
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
@@ -40,6 +41,7 @@ class Setup:
     prefill: PrefillSpec
     skew: Skew = UNIFORM
     is_pooled: bool = True
+    recorders: Recorders = no_recorders
 
     def spec(self) -> VirtualSpec:
         """The asynchronous instance."""
@@ -51,6 +53,7 @@ class Setup:
             prefill=self.prefill,
             is_pooled=self.is_pooled,
             load=self.skew.load(self.parallel.moe_devices),
+            recorders=self.recorders,
         )
 
     def lockstep_spec(self) -> LockstepSpec:
@@ -59,6 +62,7 @@ class Setup:
         return LockstepSpec(
             cost=CostModel(shape=self.shape, hardware=self.hardware, tp=self.parallel.tp, moe_devices=num_devices),
             load=self.skew.load(num_devices),
+            recorders=self.recorders,
         )
 
 

@@ -18,14 +18,14 @@ ATTENTION_SECONDS: Final = counter(
     "seconds",
     (*_RANK, "phase"),
     "Where an attention rank's time went: compute, dispatch (back-pressure included), combine. The rest is idle.",
-    "Duty.compute_s; Stamps.dispatch_s and combine_s, summed over batches",
+    "Duty.compute_s; RankTotals.dispatch_s and combine_s",
 )
 BACKPRESSURE: Final = counter(
     "asap_backpressure_seconds",
     "seconds",
     (*_RANK, "moe_device"),
     "The part of dispatch in which a rank waited for room in a MoE device.",
-    "the wait for a clear bit in async_dispatch_send",
+    "RankTotals.backpressure_s_M: the wait for a clear bit in async_dispatch_send",
 )
 ATTENTION_ITEMS: Final = counter(
     "asap_attention_items",
@@ -47,7 +47,7 @@ MOE_SECONDS: Final = counter(
     "seconds",
     (*_DEVICE, "stream", "state"),
     "Time of the streams receive, compute, send (3.4.1): work, starved of input, blocked by output.",
-    "compute and work: Duty.compute_s; the others around the awaits of engine/experts.py",
+    "DeviceTotals.receive, compute and send: the laps of engine/experts.py",
 )
 MOE_CALLS: Final = counter(
     "asap_moe_calls",
@@ -68,33 +68,33 @@ MOE_TOKENS: Final = counter(
     "tokens",
     _DEVICE,
     "Tokens received, once a layer however many of the device's experts they chose.",
-    "the rows that the headers of an Item announce",
+    "DeviceTotals.num_tokens: the rows that the headers of an Item announce",
 )
 EXPERT_ROWS: Final = counter(
     "asap_expert_rows",
     "rows",
     (*_DEVICE, "expert"),
     "Rows of each expert, over all layers.",
-    "WorkItem.num_rows_E, summed over calls",
+    "DeviceTotals.rows_E: WorkItem.num_rows_E, summed over calls",
 )
 EXPERT_CALLS: Final = counter(
     "asap_expert_calls",
     "calls",
     _DEVICE,
     "Experts that had rows, summed over calls.",
-    "positive entries of WorkItem.num_rows_E",
+    "DeviceTotals.num_expert_calls: positive entries of WorkItem.num_rows_E",
 )
 LAYER_ENTROPY: Final = gauge(
     "asap_layer_order_entropy_bits",
     "bits",
     _DEVICE,
     "Entropy of the step from one call's layer to the next one's: 0 where layers come in order, as with barriers.",
-    "counts of WorkItem.layer minus the one before it, in the last second",
+    "entropy_bits of what DeviceTotals.steps_L has grown by in the last second",
 )
 MESSAGES_DROPPED: Final = counter(
     "asap_messages_dropped",
     "messages",
     _DEVICE,
     "Messages whose header contradicts the layout.",
-    "CorruptMessage in HostMoEComm._receive",
+    "DeviceTotals.num_dropped: CorruptMessage in HostMoEComm._receive",
 )

@@ -128,6 +128,7 @@ void bind_attention(py::module_& m) {
       .def("replace_device", &AttentionComm::replace_device, py::arg("moe_device"),
            py::arg("buffer"), py::call_guard<py::gil_scoped_release>())
       .def("be_patient", &AttentionComm::be_patient, py::arg("seconds"))
+      .def_property_readonly("backpressure_s", &AttentionComm::backpressure_s)
       .def("abort", &AttentionComm::abort);
 }
 
@@ -137,6 +138,8 @@ void bind_moe(py::module_& m) {
       .def_readonly("slot", &Item::slot)
       .def_readonly("layer", &Item::layer)
       .def_readonly("sequence", &Item::sequence)
+      .def_readonly("found_s", &Item::found_s)
+      .def_readonly("num_tokens", &Item::num_tokens)
       .def_readonly("num_rows", &Item::num_rows)
       .def_property_readonly("num_rows_E", &item_num_rows_E)
       .def_property_readonly("rows", &item_rows);

@@ -30,7 +30,8 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
       id_(id),
       row_type_(row_type),
       view_(layout_, buffer_->bytes()),
-      moe_buffers_(std::move(moe_buffers)) {
+      moe_buffers_(std::move(moe_buffers)),
+      backpressure_s_(moe_buffers_.size()) {
   check_layout(layout_);
   ASAP_CHECK(layout_.row_bytes == layout_.hidden * element_bytes(row_type),
              "row_bytes=", layout_.row_bytes, " does not fit hidden=", layout_.hidden,
@@ -169,11 +170,31 @@ void AttentionComm::await_room(std::int64_t slot, Deadline& deadline) {
     const std::lock_guard lock(mutex_);
     return std::ranges::any_of(unsent, [&](std::int64_t e) { return has_room(slot, e); });
   };
-  if (!wait_until(credits, deadline, aborted_, any_room)) {
+  const double began_s = monotonic_s();
+  const bool has_any = wait_until(credits, deadline, aborted_, any_room);
+  count_wait(unsent, monotonic_s() - began_s);
+  if (!has_any) {
     throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ",
                            seconds_text(deadline.timeout_s()), " for room on MoE device(s) ",
                            list_text(unsent)));
   }
+}
+
+void AttentionComm::count_wait(const std::vector<std::int64_t>& devices, double seconds) {
+  for (const std::int64_t e : devices) {
+    // Relaxed: a number for whoever looks, which carries no data.
+    std::atomic<double>& total_s = backpressure_s_[static_cast<std::size_t>(e)];
+    const double share_s = seconds / static_cast<double>(devices.size());
+    total_s.store(total_s.load(std::memory_order_relaxed) + share_s, std::memory_order_relaxed);
+  }
+}
+
+std::vector<double> AttentionComm::backpressure_s() const {
+  std::vector<double> seconds;
+  for (const auto& total_s : backpressure_s_) {
+    seconds.push_back(total_s.load(std::memory_order_relaxed));
+  }
+  return seconds;
 }
 
 // Step 2 of async-dispatch-send (3.2.1), some tokens at a time for all devices: a row that several

@@ -168,6 +168,7 @@ MoEComm::Place MoEComm::await_message(double timeout_s, Pick pick) {
 std::shared_ptr<Item> MoEComm::async_dispatch_recv(double timeout_s, Pick pick) {
   const Place place = await_message(timeout_s, pick);  // Step 1 of async-dispatch-recv (3.2.1)
   const std::shared_ptr<Item> item = pool_->take();
+  item->found_s = monotonic_s();
   const auto credit = [&] {  // Steps 4 and 5
     give_credit(view_, place.dp_group, place.slot, all_bits(layout_.tp));
   };
@@ -193,6 +194,7 @@ void MoEComm::receive(const Place& place, Item& item) const {
 void MoEComm::read_headers(const Place& place, Item& item) const {
   item.dp_group = place.dp_group;
   item.slot = place.slot;
+  item.num_tokens = 0;
   item.ranks.resize(at(layout_.tp));
   for (std::int64_t j = 0; j < layout_.tp; ++j) {
     const Header& header = *view_.message(place.dp_group, j, place.slot).header;
@@ -210,6 +212,7 @@ void MoEComm::read_headers(const Place& place, Item& item) const {
             " sequence=", sequence, ", but rank 0 sent layer=", item.layer,
             " sequence=", item.sequence);
     read_header(place, j, item.ranks[at(j)]);
+    item.num_tokens += item.ranks[at(j)].num_rows;
     read_row_idx(place, j, item.ranks[at(j)]);
   }
 }

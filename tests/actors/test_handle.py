@@ -55,6 +55,22 @@ def test_an_answer_or_a_refusal_comes_back(run: Run, app_name: str, prompt: list
     assert (reply.status, len(first_tokens), error in (reply.error or "")) == (status, int(status == 200), True)
 
 
+def test_the_application_gives_its_timeline(run: Run, app_name: str) -> None:
+    """A group with one stream, a MoE device with three."""
+
+    async def ask() -> Any:
+        async with app_endpoint(app_name, "auto") as endpoint:
+            await until_ready(endpoint)
+            return await endpoint.timeline(60.0)
+
+    tracks = run(ask()).tracks
+
+    assert [(track.source.name, track.stream) for track in tracks if track.spans] == [
+        ("attention 0 rank 0", "attention"),
+        *(("moe 0", stream) for stream in ("receive", "compute", "send")),
+    ]
+
+
 def test_the_application_says_what_it_serves_and_how_busy_it_is(run: Run, app_name: str) -> None:
     """A replay needs the vocabulary, the longest prompt and the devices' totals."""
 

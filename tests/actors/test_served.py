@@ -16,9 +16,12 @@ import httpx
 import openai
 import pytest
 
+from tests.telemetry.trace_reader import read_trace
+
 pytestmark = pytest.mark.cluster
 
 PATIENCE_S = 90.0
+ASAP_RAY = str(Path(sys.executable).parent / "asap-ray")
 
 
 def free_port() -> int:
@@ -59,10 +62,9 @@ class Served:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [str(Path(sys.executable).parent / "asap-ray"), "serve"]
         options = ["--model", str(model), "--dp", "2", "--ep", "2", "--port", str(self.port)]
         with log.open("w") as output:
-            self.process = subprocess.Popen([*command, *options], stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen([ASAP_RAY, "serve", *options], stdout=output, stderr=subprocess.STDOUT)
 
     def wait_until_ready(self) -> None:
         """Wait for the one line."""
@@ -125,6 +127,18 @@ def test_every_device_reports_its_duty(served: Served) -> None:
     totals = httpx.get(f"{served.url}/duty").json()
 
     assert sorted(totals) == ["asap:attention:0", "asap:attention:1", "asap:moe:0", "asap:moe:1"]
+
+
+def test_a_timeline_has_every_stream(served: Served, tmp_path: Path) -> None:
+    """The command's file: two ranks and two MoE devices with three streams, and a flow through both sides."""
+    httpx.post(f"{served.url}/v1/completions", json={"prompt": [5] * 20, "max_tokens": 1}).raise_for_status()
+    subprocess.run([ASAP_RAY, "timeline", "--url", served.url, "-o", tmp_path / "trace.json"], check=True)
+
+    trace = read_trace(tmp_path / "trace.json")
+    streams = sorted({(each.process, each.thread) for each in trace.slices if not each.thread.startswith("slot")})
+    moe = [(f"moe {e}", stream) for e in (0, 1) for stream in ("compute", "receive", "send")]
+    assert streams == [("attention 0 rank 0", "attention"), ("attention 1 rank 0", "attention"), *moe]
+    assert {"dispatch", "experts", "finish"} <= {each.name for flow in trace.flows for each in flow}
 
 
 def test_a_killed_frontend_comes_back_to_the_same_devices(served: Served) -> None:

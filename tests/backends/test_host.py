@@ -22,6 +22,7 @@ from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.models.model import load_model
 from asap_ray.spec import ExpertType, KVCacheSpec, ParallelSpec, PrefillSpec
+from asap_ray.telemetry.received import Received
 from tests.csrc.world import World
 
 
@@ -44,7 +45,8 @@ def test_half_a_message_does_not_end_a_device(caplog: pytest.LogCaptureFixture) 
     """Rank 1 of group 0 is stuck: at the deadline the device says so, and goes on to serve group 1."""
     world = World(dp_groups=2, tp=2)
     world.send(world.tokens(2), i=0, j=0)
-    comm = HostMoEComm(world.devices[0], torch.float32, deadline_s=0.05)
+    received = Received(len(world.instance.experts_of(0)), num_layers=4)
+    comm = HostMoEComm(world.devices[0], received, torch.float32, deadline_s=0.05)
     has_said = threading.Event()
     caplog.handler.addFilter(lambda _: has_said.set() or True)
 

@@ -31,7 +31,7 @@ def item(dp_group: int, slot: int, layer: int, rows_of_experts: Sequence[Sequenc
     """Rows of one number each, by expert."""
     rows = [row for of_expert in rows_of_experts for row in of_expert]
     num_rows_E = torch.tensor([len(of_expert) for of_expert in rows_of_experts], dtype=torch.int32)
-    return WorkItem(dp_group, slot, layer, num_rows_E, torch.tensor(rows).view(-1, 1), None)
+    return WorkItem(dp_group, slot, layer, len(rows), num_rows_E, torch.tensor(rows).view(-1, 1), None, 0.0)
 
 
 def test_rows_are_grouped_by_expert_over_all_groups() -> None:

@@ -50,6 +50,35 @@ def test_send_timeout_names_the_busy_devices(world: World) -> None:
         world.ranks[0][0].async_dispatch_send(0, 3, tokens.hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, SHORT_S)
 
 
+def test_backpressure_is_counted_by_device(world: World) -> None:
+    """Device 0 has not taken the last message: the whole wait is its, and no wait is nobody's."""
+    world.send(world.tokens(0))
+    world.receive(0)
+    world.serve(1)
+    before_s = world.ranks[0][0].backpressure_s
+    tokens = world.tokens(2)
+
+    with pytest.raises(PeerTimeout):
+        world.ranks[0][0].async_dispatch_send(0, 3, tokens.hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, SHORT_S)
+
+    assert before_s == [0.0, 0.0]
+    waited_s = world.ranks[0][0].backpressure_s
+    assert (waited_s[0] >= SHORT_S, waited_s[1]) == (True, 0.0)
+
+
+def test_a_wait_for_two_devices_is_divided(world: World) -> None:
+    """Neither device has taken the last message: half of the wait is each one's."""
+    world.send(world.tokens(0))
+    world.receive(0)
+    tokens = world.tokens(2)
+
+    with pytest.raises(PeerTimeout):
+        world.ranks[0][0].async_dispatch_send(0, 3, tokens.hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, SHORT_S)
+
+    first_s, second_s = world.ranks[0][0].backpressure_s
+    assert (first_s == second_s, first_s + second_s >= SHORT_S) == (True, True)
+
+
 def test_receive_timeout_names_the_silent_devices() -> None:
     """combine_recv may be called again after it gave up."""
     world = World(moe_devices=3)

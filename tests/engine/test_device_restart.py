@@ -82,7 +82,8 @@ class Mortal:
         """`experts.serve`, as often as device 0 dies and once more."""
         assert isinstance(device.stage, ToyExperts)
         for death in self.deaths if device.stage.moe_device == 0 else ():
-            mortal = experts.Device(device.runtime, MortalComm(device.comm, death), MortalStage(device.stage, death))
+            comm, stage = MortalComm(device.comm, death), MortalStage(device.stage, death)
+            mortal = dataclasses.replace(device, comm=comm, stage=stage)
             try:
                 await experts.serve(mortal)
             except Died:

@@ -27,9 +27,13 @@ from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.engine import attention, experts, instance
 from asap_ray.errors import Closed
+from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
 from asap_ray.spec import Instance
+from asap_ray.telemetry.received import Received
+from asap_ray.telemetry.recording import Recordings
+from asap_ray.tracks import Role, Source
 
 HIDDEN = 16
 
@@ -156,6 +160,8 @@ class ToyInstance:
         self._loops = loops
         self.doors: list[Door] = []
         self._ports: list[_native.AttentionComm] = []
+        self.received: list[Received] = []
+        self.recordings = Recordings()
         ranks, devices = self._build(toy, delay_s, passes)
         self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
         self._thread.start()
@@ -212,7 +218,9 @@ class ToyInstance:
                 if degrees.tp > 1:
                     door = FollowedDoor(collective, self.doors[i] if j == 0 else None)
                 stage = ToyAttention(toy, collective, delay_s, passes)
-                ranks.append(attention.Rank(self._runtime, comm, stage, door))
+                recorder = self.recordings.device(Source(role=Role.ATTENTION, index=i, tp_rank=j))
+                laps = Laps[attention.Flight](self._runtime.now, State.IDLE, recorder("attention"))
+                ranks.append(attention.Rank(self._runtime, comm, stage, door, laps))
         devices = [self._device(toy, e, delay_s) for e in range(degrees.moe_devices)]
         return ranks, devices
 
@@ -231,8 +239,11 @@ class ToyInstance:
             combine=limits.combine,
         )
         runtime.on_close(port.abort)
-        comm = HostMoEComm(port, torch.float32, limits.deadline_s)
-        return experts.Device(runtime, comm, ToyExperts(toy, e, delay_s))
+        received = Received(len(toy.whole.experts_of(e)), toy.whole.model.num_layers)
+        self.received.append(received)
+        comm = HostMoEComm(port, received, torch.float32, limits.deadline_s)
+        streams = experts.Streams.of(runtime, self.recordings.device(Source(role=Role.MOE, index=e)))
+        return experts.Device(runtime, comm, ToyExperts(toy, e, delay_s), streams)
 
     def replace_device(self, toy: Toy, e: int) -> experts.Device:
         """Device e is dead: its successor, with a buffer of its own, of which every rank has heard."""

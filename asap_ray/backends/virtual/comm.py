@@ -147,6 +147,7 @@ class VirtualMoEComm:
             await buffers.runtime.park(buffers.arrived[e])
         item = ready.pop(self._take(ready, self._last))
         self._last = item.dp_group * NUM_SLOTS + item.slot
+        found_s = buffers.runtime.now()
         link = buffers.cost.hardware.link
         copy_s = link.launch_s if link.is_offloaded else buffers.cost.dispatch_recv_s(item.rows.num_tokens)
         await buffers.runtime.sleep(copy_s)
@@ -155,7 +156,7 @@ class VirtualMoEComm:
             unread[item.slot] -= 1
             if not unread[item.slot]:
                 buffers.runtime.wake(buffers.credited[item.dp_group][j])
-        return WorkItem(item.dp_group, item.slot, item.layer, None, item.rows, item)
+        return WorkItem(item.dp_group, item.slot, item.layer, item.rows.num_tokens, None, item.rows, item, found_s)
 
     async def combine_send(self, work: WorkItem, results_RH: Any) -> None:
         """See `MoEComm`. The stream is free once its own bytes are out; the bits follow when the ranks have all."""

@@ -12,8 +12,10 @@ from asap_ray.backends.virtual.stages import Barrier, VirtualAttention, VirtualM
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.skew import Load, balanced
 from asap_ray.engine import attention, experts, instance
+from asap_ray.laps import Laps, Recorder, Recorders, State, no_recorders
 from asap_ray.protocol import AttentionComm, MoEStage
 from asap_ray.spec import ParallelSpec, PrefillSpec
+from asap_ray.tracks import Role, Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,7 @@ class VirtualSpec:
     take: Take = round_robin
     load: Load = balanced
     has_super_kernel: bool = True
+    recorders: Recorders = no_recorders
 
     @property
     def simulated(self) -> ParallelSpec:
@@ -52,6 +55,7 @@ class VirtualInstance:
                 self._attention_comm(buffers, i, j),
                 VirtualAttention(runtime, spec.cost, barriers[i]),
                 self.doors[i].rank(j),
+                Laps(runtime.now, State.IDLE, _recorder(spec, Role.ATTENTION, i, j)("attention")),
             )
             for i in groups
             for j in range(simulated.tp)
@@ -61,6 +65,7 @@ class VirtualInstance:
                 runtime,
                 VirtualMoEComm(buffers, e, spec.take),
                 self._experts(spec, e),
+                experts.Streams.of(runtime, _recorder(spec, Role.MOE, e)),
             )
             for e in range(simulated.moe_devices)
         ]
@@ -74,6 +79,10 @@ class VirtualInstance:
     async def serve(self) -> None:
         """Run every loop until the run ends."""
         await instance.serve(self._runtime, self.ranks, self.devices, self._loops)
+
+
+def _recorder(spec: VirtualSpec, role: Role, index: int, tp_rank: int = 0) -> Recorder:
+    return spec.recorders(Source(role=role, index=index, tp_rank=tp_rank))
 
 
 def _load_of(spec: VirtualSpec, moe_device: int) -> Callable[[int], float]:

@@ -19,8 +19,10 @@ from asap_ray.cost.model import CostModel
 from asap_ray.cost.skew import Load, balanced
 from asap_ray.engine import lockstep
 from asap_ray.errors import ConfigError
+from asap_ray.laps import Laps, Recorders, State, no_recorders
 from asap_ray.protocol import Routed, WorkItem
 from asap_ray.spec import NUM_SLOTS
+from asap_ray.tracks import Role, Source
 
 
 class StepPolicy(Protocol):
@@ -42,6 +44,7 @@ class LockstepSpec:
 
     cost: CostModel
     load: Load = balanced
+    recorders: Recorders = no_recorders
 
     def __post_init__(self) -> None:
         if self.cost.moe_devices % self.cost.tp:
@@ -69,6 +72,7 @@ class LockstepInstance:
                 VirtualAttention(runtime, spec.cost, Barrier(runtime, 1, f"group {i}")),
                 VirtualMoE(runtime, spec.cost, _slowest(spec, i), launch_s=0.0),
                 WorkerDoor(self.steps, i, deliver),
+                Laps(runtime.now, State.IDLE, spec.recorders(Source(role=Role.WORKER, index=i))("worker")),
             )
             for i in groups
         ]
@@ -172,7 +176,8 @@ class LockstepMoEComm:
         """See `LockstepMoEComm`; the barrier before a MoE layer."""
         await self._exchanges.dispatch[slot].receive(self._group)
         rows = Rows(Batch(()), sum(self._exchanges.num_tokens[slot]))
-        return WorkItem(self._group, slot, self._exchanges.layers[slot], None, rows, None)
+        layer, now_s = self._exchanges.layers[slot], self._exchanges.runtime.now()
+        return WorkItem(self._group, slot, layer, rows.num_tokens, None, rows, None, now_s)
 
     async def combine_send(self, work: WorkItem, results_RH: Any) -> None:  # noqa: ARG002
         """See `LockstepMoEComm`."""

@@ -56,6 +56,10 @@ class AttentionComm {
   // Rows the slot's message has, and so `out` must have.
   std::int64_t num_tokens(std::int64_t slot) const;
 
+  // Seconds that async_dispatch_send has waited for room on each MoE device, by e. A wait for
+  // several devices is divided among them, so the sum is the time waited. For any thread.
+  std::vector<double> backpressure_s() const;
+
   // Every wait, present or later, throws Closed within 60 ms.
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
 
@@ -85,6 +89,7 @@ class AttentionComm {
   void check_room(std::int64_t slot, std::int64_t num_tokens) const;
   bool has_room(std::int64_t slot, std::int64_t moe_device) const;
   void await_room(std::int64_t slot, Deadline& deadline);
+  void count_wait(const std::vector<std::int64_t>& devices, double seconds);
   void write_rows(const Send& send, std::span<const std::int64_t> devices);
   void write_header(std::int64_t slot, std::int64_t moe_device);
   Message write_empty_header(std::int64_t slot, std::int64_t moe_device);
@@ -108,7 +113,8 @@ class AttentionComm {
   std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
   std::vector<MoEView> moe_;
   std::vector<Slot> slots_;
-  std::atomic<double> patient_until_s_{0};  // relaxed: it carries no data
+  std::atomic<double> patient_until_s_{0};           // relaxed: it carries no data
+  std::vector<std::atomic<double>> backpressure_s_;  // by e; the sending thread alone writes
   std::atomic<bool> aborted_{false};
 };
 

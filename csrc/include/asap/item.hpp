@@ -33,7 +33,9 @@ struct Item {
   std::int64_t layer = 0;
   std::uint64_t epoch = 0;
   std::uint64_t sequence = 0;
-  std::int64_t num_rows = 0;             // R
+  double found_s = 0;           // when its message was found complete, on the monotonic clock
+  std::int64_t num_tokens = 0;  // rows that were sent, whatever number of experts each is for
+  std::int64_t num_rows = 0;    // R
   std::vector<std::int32_t> num_rows_E;  // per local expert; they sum to R
   Rows rows{};
   std::vector<RankPart> ranks;
