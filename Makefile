@@ -7,13 +7,14 @@ ASCEND := $(wildcard csrc/ascend/*/*.h csrc/ascend/*/*.hpp csrc/ascend/*/*.cpp)
 CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.cpp tests/ascend/*.cpp tests/ascend/*/*.cpp)
 TYPES := build/types/asap_ray
 VLLM := build/vllm
+NPM_CI := npm ci --legacy-peer-deps --ignore-scripts --no-audit --no-fund
 
 # Several processes share the cores: each gets one thread unless it asks for more.
 export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-ascend check verify bench vs-vllm clean setup hooks
+.PHONY: demo test test-ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +22,8 @@ help:
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
+	@echo "make check-dashboards  the dashboards against the types that Grafana publishes (needs npm and its registry)"
+	@echo "make render-dashboards  their panels by Grafana's own code, as pictures in out/dashboards (needs npm and chromium)"
 	@echo "make verify  search every order of steps of the protocol with spin (docs/verify.md; minutes, needs spin)"
 	@echo "make vs-vllm  install vLLM's CPU build beside us and compare (docs/vs_vllm.md; 2 hours)"
 
@@ -54,12 +57,21 @@ check: setup
 	ln -s $(CURDIR)/asap_ray/* $(TYPES)/ && ln -s $(CURDIR)/actors $(TYPES)/actors
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p asap_ray
 
+check-dashboards: setup
+	@if (cd tests/dashboards/grafana && $(NPM_CI)); then $(BIN)/python -m pytest tests/dashboards/test_types.py; \
+	else echo "check-dashboards: SKIPPED, npm could not install Grafana's types"; fi
+
+render-dashboards: setup
+	@if (cd tests/dashboards/render && $(NPM_CI)); then $(BIN)/python -m pytest tests/dashboards/test_render.py && \
+	  $(BIN)/python -m tests.dashboards.render out/dashboards; \
+	else echo "render-dashboards: SKIPPED, npm could not install Grafana's panels"; fi
+
 verify:
 	$(PYTHON) -m tests.verify.spin
 
 bench: setup
 	@mkdir -p out/bench
-	for name in $(filter-out benchmarks/vs_vllm.py,$(wildcard benchmarks/*.py)); do \
+	for name in $(filter-out benchmarks/vs_vllm.py benchmarks/vllm_decode.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$name --quick --json out/bench/$$(basename $$name .py).json || exit 1; done
 
 vs-vllm: setup $(VLLM)/bin/vllm
@@ -76,3 +88,4 @@ clean:
 	rm -rf build out $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name '__pycache__' -not -path './.venv/*' -prune -exec rm -rf {} +
 	rm -f asap_ray/_native*.so
+	rm -rf tests/dashboards/*/node_modules

@@ -13,8 +13,12 @@ from typing import Any, Final
 import fastapi
 from ray import serve
 
+from asap_ray.actors.api_key import key_required
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
+from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService, ServedModel
 from asap_ray.actors.timeline import timeline_route
@@ -22,7 +26,7 @@ from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig, config_from, config_to
-from asap_ray.errors import AsapError, DeviceLost
+from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.model import load_model
 from asap_ray.scheduler.policies import policy_of
@@ -32,6 +36,9 @@ _log = logging.getLogger(__name__)
 
 _STOP_S: Final = 30.0
 """To end the devices, after running batches had their deadline."""
+
+_REPORT_S: Final = 1.0
+"""Between two looks at what is read, not counted, for Ray's metrics."""
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
@@ -47,6 +54,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     served_model(config)
     policy_of(config.policy, config.prefill, tokens)
     instance_of(config, load_model(config.model))
+    if config.nixl_peer:
+        libraries(config.nixl_peer)
     frontend: Any = Frontend  # what the decorators made of it
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
     application: serve.Application = deployment.bind(config_to(config))
@@ -80,16 +89,25 @@ class Frontend:
     """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
 
     def __init__(self, args: dict[str, Any]) -> None:
+        if (replicas := serve.get_replica_context().world_size) > 1:
+            raise ConfigError(
+                f"num_replicas={replicas} must be 1: more instances are more applications (docs/deploy.md)"
+            )
         self._config = config_from(args)  # on the replica's event loop
+        key_required(self._config.api_key_from)  # refused before a device starts
         self._instance = PrefillInstance(self._config)
-        self._service = PrefillService(self._config, served_model(self._config), self._instance)
+        model = served_model(self._config)
+        self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))
+        self._service = PrefillService(self._config, model, self._instance, self._metrics)
         self._failure = ""
         self._life = asyncio.create_task(self._live())
+        self._reports = asyncio.create_task(self._report())
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
         api.add_api_route("/duty", self._duty, methods=["GET"])
         api.add_api_route("/timeline", timeline_route(self.timeline), methods=["GET"])
+        api.add_api_route("/leases", self._leases, methods=["GET"])
         return api
 
     async def check_health(self) -> None:
@@ -105,6 +123,7 @@ class Frontend:
                 yield encode(Answered(event.token, dataclasses.asdict(event.ttft) if event.ttft else {}))
         except AsapError as error:
             status, body, _ = error_of(error)
+            self._metrics.refused(status)
             yield encode(Answered(status=status, error=body["error"]["message"]))
 
     async def describe(self) -> dict[str, Any]:
@@ -125,13 +144,16 @@ class Frontend:
         await self._service.close()
 
     async def __del__(self) -> None:
-        self._life.cancel()
-        await asyncio.gather(self._life, return_exceptions=True)
+        for task in (self._life, self._reports):
+            task.cancel()
+        await asyncio.gather(self._life, self._reports, return_exceptions=True)
         await self._service.close()
+        await self._service.hand_off.close()
         await self._instance.stop()
 
     async def _live(self) -> None:
         try:
+            await self._service.hand_off.open()
             await self._instance.start()
             self._service.open_caches()
             async for change in self._instance.watch():
@@ -144,6 +166,19 @@ class Frontend:
             self._failure = f"{type(error).__name__}: {error}"
             self._service.give_up(self._failure)
 
+    async def _report(self) -> None:
+        try:
+            while True:
+                self._service.report()
+                self._metrics.report_devices(self._instance.vitals)
+                await asyncio.sleep(_REPORT_S)
+        except Exception:  # whatever it is, the instance serves without
+            _log.exception("metrics that are read once a second are not exported any more")
+
     async def _duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
         return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+
+    async def _leases(self) -> dict[str, int]:
+        """Hand-offs to decode instances since the start, by how they ended, and those that are open."""
+        return self._service.hand_off.totals()

@@ -10,15 +10,16 @@ from typing import Any, Final
 
 import ray
 from ray.util.placement_group import get_current_placement_group
-from torch._C._distributed_c10d import TCPStore
 
 from asap_ray.actors.chunk_order import ChunkOrder
+from asap_ray.actors.device_metrics import RankMetrics
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.page_owner import PageOwner
 from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
-from asap_ray.backends.gloo import GlooCollective, SoloCollective
+from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store, open_store
 from asap_ray.backends.host import HostAttention
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
@@ -27,9 +28,6 @@ from asap_ray.models.model import load_model
 from asap_ray.protocol import BatchQueue, Collective
 from asap_ray.totals import GroupTotals
 from asap_ray.tracks import Timeline
-
-_LOCALHOST: Final = "127.0.0.1"
-"""The ranks of a group share a bundle, and a bundle never spans nodes."""
 
 _STOP_S: Final = 5.0
 
@@ -43,6 +41,9 @@ class GroupRank:
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._attention = HostAttention(served, model, group, self.collective, epoch)
+        self._metrics = RankMetrics(
+            RayExporter(app=served.name, dp_group=str(group), tp_rank=str(rank)), self._attention.totals
+        )
         self.runtime = self._attention.runtime
         self._loop: Loop | None = None
 
@@ -70,7 +71,8 @@ class GroupRank:
             self._attention.replace_device(decode(Registrations, device).devices[0])
 
     def state(self) -> str:
-        """`joining`, `serving`, `stopped`, or what failed."""
+        """`joining`, `serving`, `stopped`, or what failed; reports metrics."""
+        self._metrics.report()
         return self._loop.state if self._loop else "joining"
 
     def duty(self) -> bytes:
@@ -99,7 +101,7 @@ class AttentionGroup:
         served = decode(ServeConfig, config)
         self._streams: dict[tuple[str, int], asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
-        self._store = store = TCPStore(_LOCALHOST, 0, is_master=True, wait_for_workers=False)
+        self._store = store = open_store()
         placement = get_current_placement_group()
         assert placement is not None, "a group runs in a bundle"
         home = bundle(placement, group)
@@ -240,5 +242,5 @@ def _key(batch: Batch) -> tuple[str, int]:
 def _collective(served: ServeConfig, rank: int, port: int) -> Collective:
     if served.parallel.tp == 1:
         return SoloCollective()
-    store = TCPStore(_LOCALHOST, port, is_master=False)
+    store = find_store(port)
     return GlooCollective(store, rank, served.parallel.tp, served.prefill.deadline_s, served.start_timeout_s)

@@ -1,4 +1,4 @@
-"""The HTTP routes of an instance: the OpenAI API over a `PrefillService`."""
+"""The HTTP routes of an instance, prefill or decode: the OpenAI API over what generates tokens."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Response
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import ClientDisconnect
 
 from asap_ray import __version__
+from asap_ray.actors.api_key import key_required
+from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import add_error_handlers, error_of
+from asap_ray.actors.limits import Limits
 from asap_ray.actors.openai import (
     ChatBody,
     CompletionBody,
+    DeliveryBody,
     DetokenizeBody,
     GenerationBody,
     Message,
@@ -28,11 +33,14 @@ from asap_ray.actors.openai import (
     quote,
 )
 from asap_ray.actors.responses import Answer, ChatAnswer, CompletionAnswer
-from asap_ray.actors.service import PrefillService
+from asap_ray.actors.service import ServedModel
+from asap_ray.actors.token_route import GenerateAnswer, GenerateBody
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.actors.waiter import TokenEvent
 from asap_ray.batch import Request
+from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, RequestError
+from asap_ray.kvcache.transfer_params import Transfer, read_transfer
 
 _BYTES_PER_TOKEN: Final = 16
 """An id in JSON has at most 11 digits, a comma and a space; a token of text is shorter on average."""
@@ -42,12 +50,47 @@ _BODY_SLACK: Final = 1 << 16
 _T = TypeVar("_T")
 
 
-def build_api(service: PrefillService) -> FastAPI:
-    """The application; `service` must live on the loop that serves it. Ray Serve echoes `X-Request-Id`."""
-    api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None)
+class Service(Protocol):
+    """What makes tokens of prompts: `PrefillService` and `DecodeService`."""
+
+    config: ServeConfig
+    model: ServedModel
+    metrics: FrontendMetrics
+
+    @property
+    def limits(self) -> Limits:
+        """What one prompt may ask."""
+
+    def report(self) -> None:
+        """Before a scrape: metrics that are read, not counted."""
+
+    def check_ready(self) -> None:
+        """Raise Unavailable, naming who is missing, unless requests can be served."""
+
+    def check_count(self, num_prompts: int) -> None:
+        """Refuse more prompts in one request than could ever be queued."""
+
+    def generate(
+        self, requests: Sequence[Request], cache_salt: str = "", transfer: Transfer | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
+        """Queue the prompts of one client, all or none, and yield their tokens as they come.
+
+        `transfer` is of a single prompt; it is refused where it asks for the other kind of instance.
+        """
+
+
+def build_api(service: Service) -> FastAPI:
+    """The application; `service` must live on the loop that serves it. Ray Serve echoes `X-Request-Id`.
+
+    Raises:
+        ConfigError: there is no API key where the configuration says.
+    """
+    key = key_required(service.config.api_key_from)
+    api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None, dependencies=key)
     routes = Routes(service)
     api.add_api_route("/v1/completions", routes.completions, methods=["POST"])
     api.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
+    api.add_api_route("/inference/v1/generate", routes.generate, methods=["POST"])
     api.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
     api.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
     api.add_api_route("/v1/models", routes.models)
@@ -56,14 +99,15 @@ def build_api(service: PrefillService) -> FastAPI:
     api.add_api_route("/health", routes.alive)
     api.add_api_route("/ping", routes.alive, methods=["GET", "POST"])
     api.add_api_route("/version", routes.version)
-    add_error_handlers(api)
+    api.add_api_route("/metrics", routes.metrics)
+    add_error_handlers(api, service.metrics.refused)
     return api
 
 
 class Routes:
     """One method a route."""
 
-    def __init__(self, service: PrefillService) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
         self._model = service.model
         self._started = int(time.time())
@@ -89,6 +133,16 @@ class Routes:
         prompts = [await self._chat_token_ids(body.messages, body.chat_template_kwargs)]
         answer = ChatAnswer(self._model, body, [len(ids) for ids in prompts])
         return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))
+
+    async def generate(self, http: HttpRequest) -> Response:
+        """Token ids in, token ids out: vLLM's route for instances that work as a pair."""
+        arrival_s = time.monotonic()
+        body = parse(GenerateBody, await self._read(http))
+        self._check_model(body.model)
+        check_token_ids(body.token_ids, "token_ids", self._model.vocab_size)
+        answer = GenerateAnswer(self._model, body)
+        requests = self._requests(body.sampling_params, answer, [body.token_ids], arrival_s)
+        return await self._generate(http, body, answer, requests)
 
     async def tokenize(self, http: HttpRequest) -> dict[str, Any]:
         """Token ids of a prompt or of a conversation, without running anything."""
@@ -137,6 +191,11 @@ class Routes:
     async def version(self) -> dict[str, str]:
         """The release."""
         return {"version": __version__}
+
+    async def metrics(self) -> Response:
+        """What Prometheus scrapes: vLLM's names."""
+        self._service.report()
+        return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _read(self, http: HttpRequest) -> bytes:
         """The body, unless it is longer than any the queue could take."""
@@ -192,16 +251,39 @@ class Routes:
         ]
 
     async def _generate(
-        self, http: HttpRequest, body: GenerationBody, answer: Answer, requests: Sequence[Request]
+        self, http: HttpRequest, body: DeliveryBody, answer: Answer, requests: Sequence[Request]
     ) -> Response:
-        events = self._service.generate(requests, body.cache_salt or "")
+        transfer = read_transfer(body.kv_transfer_params)
+        if transfer and len(requests) > 1:
+            raise RequestError(f"{len(requests)} prompts with kv_transfer_params; they are for one", "prompt")
+        events = self._service.generate(requests, body.cache_salt or "", transfer)
         if not body.stream:
             await _unless_gone(http, _collect(answer, events))
             return JSONResponse(answer.whole())
         # Headers wait for the first token, so that a failure before it still has its status.
         first = await _unless_gone(http, anext(events))
-        chunks = _server_sent(answer, first, events, body.stream_options.include_usage)
+        chunks = self._server_sent(answer, first, events, body.stream_options.include_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _server_sent(
+        self, answer: Answer, first: TokenEvent, events: AsyncGenerator[TokenEvent, None], include_usage: bool
+    ) -> AsyncGenerator[str, None]:
+        """A chunk a token, the usage if asked for, and the end mark; an error on the way is an event too."""
+        event: TokenEvent | None = first
+        try:
+            while event:
+                if chunk := answer.push(event):
+                    yield _sse(chunk)
+                event = None if answer.is_finished else await anext(events, None)
+            if include_usage:
+                yield _sse(answer.usage_chunk())
+        except AsapError as error:
+            status, message, _ = error_of(error)
+            self._service.metrics.refused(status)
+            yield _sse(message)
+        finally:
+            await events.aclose()
+        yield "data: [DONE]\n\n"
 
     def _model_card(self) -> dict[str, Any]:
         return {
@@ -223,25 +305,6 @@ async def _collect(answer: Answer, events: AsyncGenerator[TokenEvent, None]) -> 
         if answer.is_finished:  # by a stop string, perhaps while the group still decodes
             break
     await events.aclose()
-
-
-async def _server_sent(
-    answer: Answer, first: TokenEvent, events: AsyncGenerator[TokenEvent, None], include_usage: bool
-) -> AsyncGenerator[str, None]:
-    """A chunk a token, the usage if asked for, and the end mark; an error on the way is an event too."""
-    event: TokenEvent | None = first
-    try:
-        while event:
-            if chunk := answer.push(event):
-                yield _sse(chunk)
-            event = None if answer.is_finished else await anext(events, None)
-        if include_usage:
-            yield _sse(answer.usage_chunk())
-    except AsapError as error:
-        yield _sse(error_of(error)[1])
-    finally:
-        await events.aclose()
-    yield "data: [DONE]\n\n"
 
 
 def _sse(message: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ _RETRY_UNAVAILABLE_S: Final = 5
 
 _CLIENT_CLOSED: Final = 499
 """Nobody reads it; it is for access logs."""
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +41,21 @@ def error_of(error: AsapError) -> tuple[int, dict[str, Any], dict[str, str]]:
     return HTTPStatus.INTERNAL_SERVER_ERROR, _internal(), {}
 
 
-def add_error_handlers(api: FastAPI) -> None:
-    """Every error of every route in the OpenAI shape."""
-    api.add_exception_handler(AsapError, _on_asap_error)
-    api.add_exception_handler(HTTPException, _on_http_error)
+def add_error_handlers(api: FastAPI, count: Callable[[int], None]) -> None:
+    """Every error of every route in the OpenAI shape; `count` is told the status of each that a client can read."""
+    api.add_exception_handler(AsapError, _counted(_on_asap_error, count))
+    api.add_exception_handler(HTTPException, _counted(_on_http_error, count))
     api.add_exception_handler(ClientDisconnect, _on_client_gone)
-    api.add_exception_handler(Exception, _on_bug)
+    api.add_exception_handler(Exception, _counted(_on_bug, count))
+
+
+def _counted(handler: Handler, count: Callable[[int], None]) -> Handler:
+    async def handle(request: Request, error: Exception) -> Response:
+        response = await handler(request, error)
+        count(response.status_code)
+        return response
+
+    return handle
 
 
 async def _on_asap_error(_: Request, error: Exception) -> Response:

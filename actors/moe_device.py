@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from asap_ray.actors.device_metrics import DeviceMetrics
+from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
-from asap_ray.backends.host import HostMoE
+from asap_ray.backends.host import HostMoE, instance_of
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
 from asap_ray.models.model import load_model
@@ -23,6 +25,11 @@ class MoEDevice:
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
         self._moe = HostMoE(served, model, moe_device)
+        self._metrics = DeviceMetrics(
+            RayExporter(app=served.name, moe_device=str(moe_device)),
+            self._moe.totals,
+            instance_of(served, model).experts_of(moe_device),
+        )
         self._loop: Loop | None = None
         self._joining = threading.Lock()
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
@@ -44,8 +51,9 @@ class MoEDevice:
             self._moe.replace_group(decode(Registrations, ranks).devices)
 
     def state(self, frontend: str) -> str:
-        """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease."""
+        """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease, and reports metrics."""
         self._lease.renew(frontend)
+        self._metrics.report()
         return self._loop.state if self._loop else "joining"
 
     def ended(self) -> str:

@@ -42,6 +42,7 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 """Fields that change the answer, with the values that do not."""
 
 _TYPES: Final = {
+    HTTPStatus.UNAUTHORIZED: ("invalid_request_error", "invalid_api_key"),
     HTTPStatus.TOO_MANY_REQUESTS: ("rate_limit_error", "queue_full"),
     HTTPStatus.SERVICE_UNAVAILABLE: ("unavailable_error", "not_ready"),
     HTTPStatus.INTERNAL_SERVER_ERROR: ("server_error", "internal_error"),
@@ -148,7 +149,16 @@ class Message(BaseModel):
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-class GenerationBody(Body):
+class DeliveryBody(Body):
+    """How an answer comes, and who shares keys and values of its prompt, or goes on from them (docs/http.md)."""
+
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    kv_transfer_params: dict[str, Any] | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+
+class GenerationBody(DeliveryBody):
     """What completions and chat completions share."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -158,13 +168,10 @@ class GenerationBody(Body):
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=SEEDS.start, lt=SEEDS.stop)] | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS), BeforeValidator(_stops)
     ] = []
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOPS)] = []
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
 
     @property

@@ -18,10 +18,11 @@ from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
 from asap_ray.actors.recovery import ANSWER_S, POLL_S, Recovery, Refused, Registered
+from asap_ray.actors.vitals import SERVING, Vitals
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
-from asap_ray.messages import Events, Registration, Registrations, decode, differing_fields, encode
+from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
 from asap_ray.tracks import Timeline
 
@@ -54,6 +55,7 @@ class PrefillInstance:
         self._names = group_names(config) + device_names(config)
         self._actors: dict[str, Any] = {}
         self._missing: tuple[str, ...] = tuple(self._names)
+        self.vitals = Vitals.of(self._names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
         self.registered: dict[str, tuple[Registration, ...]] = {}
         self._recovery = Recovery(self, config.start_timeout_s)
@@ -70,6 +72,10 @@ class PrefillInstance:
         """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
         return min(rank.num_blocks for name in group_names(self._config) for rank in self.registered[name])
 
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """Where the KV cache of a group's ranks lies, once they serve."""
+        return tuple(rank.pages for rank in self.registered[group_names(self._config)[group]] if rank.pages)
+
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
         return self._missing or tuple(f"{name} ({reason})" for name, reason in self._recovery.absent.items())
@@ -85,7 +91,7 @@ class PrefillInstance:
 
     async def serves(self, group: int) -> bool:
         """Whether a DP group says that it serves."""
-        return await self.state(group_names(self._config)[group]) == "serving"
+        return await self.state(group_names(self._config)[group]) == SERVING
 
     async def start(self) -> None:
         """Attach to running actors, or start them all, join them and warm every pair.
@@ -96,7 +102,7 @@ class PrefillInstance:
         """
         self._start_by_s = asyncio.get_running_loop().time() + self._config.start_timeout_s
         try:
-            if not await self._attach():
+            if not (has_attached := await self._attach()):
                 await clear_instance(self._config.name)
                 await self._create()
                 await self.join(self._names, await self._registrations(self._names, self._left_s()))
@@ -106,6 +112,7 @@ class PrefillInstance:
             await self._clear_own()
             raise
         self._missing = ()
+        self.vitals.started("attached" if has_attached else "created", self._config.start_timeout_s - self._left_s())
 
     async def watch(self) -> AsyncIterator[Change]:
         """Look after the devices and bring back those that are lost; says of DP groups when they go and are back.
@@ -117,6 +124,7 @@ class PrefillInstance:
         groups = group_names(self._config)
         try:
             async for name, reason in self._recovery.watch(self._names):
+                (self.vitals.lost if reason else self.vitals.back)(name)
                 if name in groups:
                     yield Change(groups.index(name), reason)
         except AsapError as error:
@@ -181,7 +189,8 @@ class PrefillInstance:
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
         states = await self._ask(self._names, "state", self._id, timeout_s=ANSWER_S)
-        return tuple(f"{name} ({state})" for name, state in states.items() if state != "serving")
+        self.vitals.saw(states)
+        return tuple(f"{name} ({state})" for name, state in states.items() if state != SERVING)
 
     async def _attach(self) -> bool:
         """Whether every device is there, serves, and was built from this very configuration and checkpoint."""

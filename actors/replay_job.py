@@ -67,9 +67,9 @@ class Endpoint:
 
 
 @contextlib.asynccontextmanager
-async def http_endpoint(url: str) -> AsyncIterator[Endpoint]:
-    """An OpenAI-compatible server; device utilisation only where it is one of ours."""
-    async with connect(url) as client:
+async def http_endpoint(url: str, key: str = "") -> AsyncIterator[Endpoint]:
+    """An OpenAI-compatible server, with its API key if it has one; device utilisation only where it is one of ours."""
+    async with connect(url, key) as client:
         model = await served_model(client)
 
         async def duty() -> Mapping[str, float]:

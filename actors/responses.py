@@ -15,6 +15,7 @@ from asap_ray.actors.service import ServedModel
 from asap_ray.actors.tokenizer import TextStream, Tokenizer
 from asap_ray.actors.waiter import TokenEvent, Ttft
 from asap_ray.batch import Token
+from asap_ray.kvcache.transfer_params import RemotePrefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Answer(ABC):
             Choice(index, TextStream(model.tokenizer, body.stop) if model.tokenizer else None)
             for index in range(len(prompt_lengths))
         ]
+        self._handed_off: RemotePrefill | None = None
         self._by_request = {self.request_id(choice.index): choice for choice in self._choices}
 
     def request_id(self, index: int) -> str:
@@ -90,18 +92,19 @@ class Answer(ABC):
         if choice.finish_reason:
             return None
         piece = choice.push(event)
+        self._handed_off = event.handed_off
         chunk = self._envelope(self.chunk_object, [self._chunk_choice(choice, piece)])
         if self._body.stream_options.include_usage:
             chunk["usage"] = None
         if piece.ttft:
             chunk["asap"] = {"ttft": dataclasses.asdict(piece.ttft)}
-        return chunk
+        return chunk | self._transfer()
 
     def whole(self) -> dict[str, Any]:
         """The body of a response that is no stream; the TTFT is the slowest prompt's."""
         answer = self._envelope(self.object, [self._whole_choice(choice) for choice in self._choices])
         slowest = max((c.pieces[0].ttft for c in self._choices if c.pieces[0].ttft), key=lambda ttft: ttft.total_s)
-        return answer | {"usage": self._usage(), "asap": {"ttft": dataclasses.asdict(slowest)}}
+        return answer | {"usage": self._usage(), "asap": {"ttft": dataclasses.asdict(slowest)}} | self._transfer()
 
     def usage_chunk(self) -> dict[str, Any]:
         """The last chunk of a stream whose client asked for the usage."""
@@ -115,6 +118,10 @@ class Answer(ABC):
             "model": self._model.name,
             "choices": choices,
         }
+
+    def _transfer(self) -> dict[str, Any]:
+        """For whoever takes the prompt to a decode instance."""
+        return {"kv_transfer_params": dataclasses.asdict(self._handed_off)} if self._handed_off else {}
 
     def _usage(self) -> dict[str, Any]:
         num_completion_tokens = sum(len(choice.pieces) for choice in self._choices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -89,7 +90,7 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         except (ConnectionError, ValueError, RayError) as error:
             raise ConfigError(f"no Ray cluster at {address!r}: {error}") from None
         return
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # a private cluster on the loopback; unset means "it depends"
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray listens on all interfaces; unset means "it depends"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", _CONTROL_LOOP_S)
     ray.init(
@@ -105,8 +106,12 @@ def _connect(config: ServeConfig, address: str | None) -> None:
 
 def _drain(config: ServeConfig) -> None:
     """Answer 503 while running batches finish; without it Serve's proxy would answer 404 from the first moment."""
+
+    async def drained() -> None:  # in a loop: outside of one a handle does not work under Serve's fast settings
+        await asyncio.wait_for(serve.get_app_handle(config.name).drain.remote(), 2 * config.prefill.deadline_s)
+
     with contextlib.suppress(RayError, TimeoutError, RayServeException):
-        serve.get_app_handle(config.name).drain.remote().result(timeout_s=2 * config.prefill.deadline_s)
+        asyncio.run(drained())
 
 
 def _await_ready(url: str, timeout_s: float) -> None:

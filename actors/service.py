@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from asap_ray.actors.frontend_metrics import FrontendMetrics
+from asap_ray.actors.handoff import HandOff
 from asap_ray.actors.limits import Limits
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.actors.waiter import TokenEvent, Waiter
@@ -19,12 +22,14 @@ from asap_ray.errors import AsapError, PeerTimeout, RequestError, Unavailable
 from asap_ray.kvcache.block_keys import block_keys, root_key
 from asap_ray.kvcache.pool import BlockPool
 from asap_ray.kvcache.prefix import PrefixCache
+from asap_ray.kvcache.transfer_params import Transfer
+from asap_ray.messages import Pages
 from asap_ray.scheduler.dual_batch import Assignment, DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of
 from asap_ray.scheduler.prefixes import Prefixes
 from asap_ray.scheduler.shares import tokens
 
-_DEADLINES: Final = 20
+DEADLINES: Final = 20
 """No client waits longer than so many `deadline_s` for its next token: 10 minutes by default, as in OpenAI's client."""
 
 _log = logging.getLogger(__name__)
@@ -40,6 +45,9 @@ class Groups(Protocol):
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache of each group, once they serve; 0: there is none."""
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:
+        """Where the KV cache of a group's ranks lies, once they serve."""
 
     def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Run a batch: one element a pass, the first tokens first, until every request has a finish_reason."""
@@ -73,9 +81,12 @@ class ServedModel:
 class PrefillService:
     """One per instance. All methods belong to one asyncio loop."""
 
-    def __init__(self, config: ServeConfig, model: ServedModel, groups: Groups) -> None:
+    def __init__(
+        self, config: ServeConfig, model: ServedModel, groups: Groups, metrics: FrontendMetrics | None = None
+    ) -> None:
         self.config = config
         self.model = model
+        self.metrics = metrics or FrontendMetrics(config, model.name)
         self._groups = groups
         self._scheduler = DualBatchScheduler(
             config.prefill,
@@ -84,7 +95,8 @@ class PrefillService:
             config.max_queued_tokens,
             policy_of(config.policy, config.prefill, tokens),
         )
-        self._deadline_s = _DEADLINES * config.prefill.deadline_s
+        self._deadline_s = DEADLINES * config.prefill.deadline_s
+        self.hand_off = HandOff(config, model.fingerprint, on_free=self._dispatch)
         self._waiting: dict[str, Waiter] = {}
         self._running: dict[asyncio.Task[None], int] = {}  # and the group of each
         self._lost: dict[int, str] = {}
@@ -108,12 +120,18 @@ class PrefillService:
             return PrefixCache(BlockPool(self._groups.num_blocks, self.config.kv_cache.block_size))
 
         self._scheduler.open_caches(Prefixes(make_cache, self._groups.num_groups))
+        for group in range(self._groups.num_groups):
+            self._join_hand_off(group)
 
     def missing(self) -> tuple[str, ...]:
         """Why the instance is not ready; empty when it is."""
         if self._stopping:
             return ("the instance is stopping",)
         return (*self._groups.missing(), *(f"group {group} ({reason})" for group, reason in self._lost.items()))
+
+    def report(self) -> None:
+        """Once a second, and before a scrape: metrics that are read, not counted."""
+        self.metrics.report(self._scheduler, is_ready=not self.missing(), now=time.monotonic())
 
     def check_ready(self) -> None:
         """Raise Unavailable, naming who is missing, unless every device serves."""
@@ -129,6 +147,7 @@ class PrefillService:
             return
         self._lost[group] = reason
         self._scheduler.mark_down(group)
+        self.hand_off.lose(group)
         for task, its_group in list(self._running.items()):
             if its_group == group and task is not asyncio.current_task():
                 task.cancel()
@@ -146,6 +165,7 @@ class PrefillService:
         """A group is back and takes batches again."""
         if self._lost.pop(group, None) is not None:
             self._scheduler.mark_up(group)
+            self._join_hand_off(group)
             self._dispatch()
 
     def give_up(self, reason: str) -> None:
@@ -172,10 +192,13 @@ class PrefillService:
                 f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
             )
 
-    async def generate(self, requests: Sequence[Request], cache_salt: str = "") -> AsyncGenerator[TokenEvent, None]:
+    async def generate(
+        self, requests: Sequence[Request], cache_salt: str = "", transfer: Transfer | None = None
+    ) -> AsyncGenerator[TokenEvent, None]:
         """Queue the prompts of one client, all or none, and yield their tokens as they come.
 
-        Cached prefixes are shared with prompts of the same `cache_salt` only.
+        Cached prefixes are shared with prompts of the same `cache_salt` only. With `transfer` a decode
+        instance goes on.
 
         Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.
 
@@ -185,16 +208,21 @@ class PrefillService:
             RequestError: see `check`; or more prompts than the queue could ever hold.
         """
         self.check_count(len(requests))
+        hands_off = bool(transfer and self.hand_off.check(requests, transfer))
         for request in requests:  # before anything is undone below: a refused id may be another client's
             self.check(request)
         events: asyncio.Queue[TokenEvent | AsapError] = asyncio.Queue()  # bounded by max_tokens of the requests
         try:
-            self._submit(requests, cache_salt, events)
+            self._submit([Waiter(request, events, hands_off) for request in requests], cache_salt)
             unfinished = len(requests)
             while unfinished:
                 event = await self._next(events)
                 unfinished -= event.token.finish_reason is not None
                 yield event
+        except (GeneratorExit, asyncio.CancelledError) as leaving:  # closed after a stop string; or the client is gone
+            for waiter in self._waiters(requests):
+                self.metrics.ended(waiter, "stop" if isinstance(leaving, GeneratorExit) else "abort")
+            raise
         finally:
             for request in requests:
                 self._waiting.pop(request.request_id, None)
@@ -224,11 +252,10 @@ class PrefillService:
             self._scheduler.cancel(request.request_id)
         self._fail(requests, error)
 
-    def _submit(
-        self, requests: Sequence[Request], cache_salt: str, events: asyncio.Queue[TokenEvent | AsapError]
-    ) -> None:
+    def _submit(self, waiters: Sequence[Waiter], cache_salt: str) -> None:
         if self._stopping or (self._groups.missing() and not self._groups.is_recovering):
             self.check_ready()  # else they wait for who is missing
+        requests = [waiter.request for waiter in waiters]
         num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
         if len(requests) > 1 and num_tokens > most_tokens:
             raise RequestError(
@@ -236,10 +263,11 @@ class PrefillService:
                 "prompt",
             )
         root = root_key(self.model.fingerprint, cache_salt)
-        for request in requests:
+        for request, waiter in zip(requests, waiters, strict=True):
             keys = block_keys(request.token_ids, self.config.kv_cache.block_size, root)
             self._scheduler.submit(request, time.monotonic(), keys)
-            self._waiting[request.request_id] = Waiter(request, events)
+            self._waiting[request.request_id] = waiter
+            self.metrics.accepted(request)
         self._dispatch()
 
     async def _next(self, events: asyncio.Queue[TokenEvent | AsapError]) -> TokenEvent:
@@ -257,7 +285,9 @@ class PrefillService:
         if self._wake:
             self._wake.cancel()
             self._wake = None
+        self.hand_off.expire(time.monotonic())
         for assignment in self._scheduler.assign(time.monotonic()):
+            self.metrics.dispatched(assignment.batch)
             for piece in assignment.batch.requests:
                 if waiter := self._waiting.get(piece.request_id):
                     waiter.hand_over(piece)
@@ -265,7 +295,10 @@ class PrefillService:
             self._running[task] = assignment.group
             task.add_done_callback(self._running.pop)
         now = time.monotonic()
-        wake_at = self._scheduler.wake_at(now)
+        self.metrics.slots_changed(self._scheduler, now)
+        wake_at = min(
+            (at for at in (self._scheduler.wake_at(now), self.hand_off.wake_at()) if at is not None), default=None
+        )
         if wake_at is not None:
             self._wake = asyncio.get_running_loop().call_later(wake_at - now, self._dispatch)
 
@@ -277,6 +310,7 @@ class PrefillService:
             self._fail(due, Unavailable(f"group {group} ended a batch before its last token"))
         except Exception as error:  # whatever it is, it must not leave a client waiting
             _log.error("group %d failed", group, exc_info=error)
+            self.metrics.group_failed(group)
             reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
             self.lose(group, reason)
             if isinstance(error, PeerTimeout):
@@ -299,20 +333,36 @@ class PrefillService:
                 return
             except TimeoutError:
                 raise PeerTimeout(f"group {group} produced nothing within {self._deadline_s:g} s") from None
+            self.metrics.passed(batch, tokens, is_first)
             if is_first:
                 self._scheduler.computed(batch)
-                for waiter in self._waiters(batch):
+                for waiter in self._waiters(batch.requests):
                     waiter.add(stamps)
             for token in tokens:
                 if client := self._waiting.get(token.request_id):
-                    client.events.put_nowait(client.event(token, is_first=is_first))
+                    event = client.event(token, is_first=is_first)
+                    client.events.put_nowait(self._handed_off(group, client, event) if client.hands_off else event)
+                    self.metrics.answered(client, event)
                     if token.finish_reason:
                         del self._waiting[token.request_id]
             is_first = False
 
-    def _waiters(self, batch: Batch) -> list[Waiter]:
-        """Those of a batch whose clients are still here."""
-        return [waiter for each in batch.requests if (waiter := self._waiting.get(each.request_id))]
+    def _join_hand_off(self, group: int) -> None:
+        """Decode instances may pull from the cache of a group that starts, or is back."""
+        if self._scheduler.caches:
+            self.hand_off.join(group, self._scheduler.caches[group], self._groups.shared_pages(group))
+
+    def _handed_off(self, group: int, client: Waiter, event: TokenEvent) -> TokenEvent:
+        """The blocks of a prompt that has its token stay, unless that ends the answer, as in vLLM."""
+        if event.token.finish_reason != "length":
+            return event
+        self._scheduler.lend(client.request.request_id)
+        kept = self.hand_off.grant(group, client.request.request_id, client.request.num_tokens, client.cached_tokens)
+        return dataclasses.replace(event, handed_off=kept)
+
+    def _waiters(self, requests: Iterable[Request]) -> list[Waiter]:
+        """Those whose clients are still here."""
+        return [waiter for each in requests if (waiter := self._waiting.get(each.request_id))]
 
     def _fail(self, requests: Iterable[Request], error: AsapError) -> None:
         for request in list(requests):

@@ -9,6 +9,7 @@ from typing import Final
 
 from asap_ray.batch import Request, Stamps, Token
 from asap_ray.errors import AsapError
+from asap_ray.kvcache.transfer_params import RemotePrefill
 
 MAX_RUNS: Final = 2
 """A prompt whose group was lost twice is perhaps what kills groups."""
@@ -35,7 +36,8 @@ class TokenEvent:
 
     token: Token
     ttft: Ttft | None = None
-    cached_tokens: int = 0  # of the prompt, found in the cache of its group
+    cached_tokens: int = 0  # of the prompt, that needed no computation here
+    handed_off: RemotePrefill | None = None  # with its last, if a decode instance is to go on
 
 
 @dataclass(slots=True)
@@ -44,6 +46,7 @@ class Waiter:
 
     request: Request
     events: asyncio.Queue[TokenEvent | AsapError]
+    hands_off: bool = False  # a decode instance goes on
     handed_s: float | None = None  # when a group was given its first piece
     cached_tokens: int = 0
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
@@ -55,6 +58,17 @@ class Waiter:
         self.stamps = Stamps()
         self.num_runs += 1
         return self.num_tokens == 0 and self.num_runs <= MAX_RUNS
+
+    @property
+    def age_s(self) -> float:
+        """Since it arrived."""
+        return time.monotonic() - self.request.arrival_s
+
+    @property
+    def queue_s(self) -> float:
+        """From arrival until a group was given its first piece."""
+        assert self.handed_s is not None, "no group has this prompt"
+        return self.handed_s - self.request.arrival_s
 
     def hand_over(self, piece: Request) -> None:
         """A group is given a piece, or all of it."""
@@ -74,11 +88,10 @@ class Waiter:
         return TokenEvent(token, self._ttft(), self.cached_tokens) if is_first else TokenEvent(token)
 
     def _ttft(self) -> Ttft:
-        assert self.handed_s is not None, "a token of a prompt that no group has"
         return Ttft(
-            queue_s=self.handed_s - self.request.arrival_s,
+            queue_s=self.queue_s,
             attention_s=self.stamps.attention_s,
             dispatch_s=self.stamps.dispatch_s,
             combine_s=self.stamps.combine_s,
-            total_s=time.monotonic() - self.request.arrival_s,
+            total_s=self.age_s,
         )

@@ -16,6 +16,8 @@ from asap_ray.strict import build
 DEVICES: Final = ("cpu",)
 """Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
 
+KEY_SOURCES: Final = ("env:", "file:")
+"""How `api_key_from` may start."""
 
 MIN_ORPHAN_S: Final = 30.0
 
@@ -36,6 +38,7 @@ class ServeConfig:
     device_memory_bytes: int | None = None  # of one device; None: its share of most of the node's (docs/kvcache.md)
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
+    api_key_from: str = ""  # env:NAME or file:PATH, read by the frontend; empty: everybody may ask
     device: str = "cpu"
     compute_type: RowType = RowType.FLOAT32
     expert_type: ExpertType = ExpertType.FLOAT
@@ -44,7 +47,10 @@ class ServeConfig:
     max_queued_requests: int = 1024
     max_queued_tokens: int = 1 << 20
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
+    ttft_objective_s: float = 5.0  # the paper's (5.1); only the lateness of first tokens is measured by it
     start_timeout_s: float = 180.0
+    lease_s: float = 60.0  # blocks wait so long for a decode instance from its last sign of life (docs/kvcache.md)
+    nixl_peer: str = ""  # side channel, HOST:PORT, of the vLLM that decodes; empty: hand-off through shared memory
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
@@ -52,11 +58,17 @@ class ServeConfig:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
+        if not self.lease_s > 0:
+            raise ConfigError(f"lease_s={self.lease_s} must be positive")
+        if self.ttft_objective_s <= 0:
+            raise ConfigError(f"ttft_objective_s={self.ttft_objective_s} must be positive")
         if self.orphan_timeout_s < MIN_ORPHAN_S:
             raise ConfigError(
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "
                 "a frontend whose devices are slow to answer asks that seldom"
             )
+        if self.api_key_from and not self.api_key_from.startswith(KEY_SOURCES):
+            raise ConfigError("api_key_from must be env:NAME or file:PATH, where the key is; never the key itself")
         if self.device_memory_bytes is not None and self.device_memory_bytes < 1:
             raise ConfigError(f"device_memory_bytes={self.device_memory_bytes} must be at least 1")
         if self.max_answer_tokens < 1:

@@ -64,6 +64,31 @@ class Events:
     stamps: Stamps
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseCall:
+    """What a decode instance asks of a prefill instance about the blocks of one request."""
+
+    verb: str  # of `VERBS`
+    engine_id: str
+    request_id: str
+    num_consumers: int = 1  # ranks of the decode side that each say so once they have pulled
+
+
+VERBS: Final = ("read", "heartbeat", "pulled", "abort")
+"""Where the blocks are, that they are still wanted, that all of them are here, that they are not wanted any more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAnswer:
+    """Whether the blocks are still those of the request: what was pulled counts only if they are. Where, to `read`."""
+
+    lease_s: float  # how long they stay from now on; 0 if there is no such lease any more
+    table: tuple[int, ...] = ()
+    num_tokens: int = 0  # whose keys and values are in them
+    ranks: tuple[Pages, ...] = ()
+    model: str = ""  # fingerprint
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
     """One worker's share of a step of a synchronous system: a micro-batch a slot."""
@@ -92,6 +117,8 @@ _KINDS: Final[dict[type, str]] = {
     Registrations: "registrations",
     Events: "events",
     Step: "step",
+    LeaseCall: "lease call",
+    LeaseAnswer: "lease answer",
     Duty: "duty",
     GroupTotals: "group totals",
     DeviceTotals: "device totals",

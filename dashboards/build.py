@@ -30,7 +30,7 @@ def _table() -> str:
     lines = [
         "# Metrics",
         "",
-        "Written by dashboards/build.py from `asap_ray/telemetry/`. What is exported today: ../docs/monitoring.md.",
+        "Written by dashboards/build.py from `asap_ray/telemetry/`. How they are exported: ../docs/monitoring.md.",
         "",
         "| exported as | kind | unit | labels | what | from |",
         "|---|---|---|---|---|---|",

@@ -4,14 +4,31 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import BroadcastOptions, Store
 
 from asap_ray.errors import PeerTimeout
+
+_LOCALHOST: Final = "127.0.0.1"
+"""The ranks of a group share a bundle, and a bundle never spans nodes."""
+
+
+def open_store() -> TCPStore:
+    """Where the ranks of a group find each other, made by rank 0. Left to itself it would listen on all interfaces."""
+    listener = socket.create_server((_LOCALHOST, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(_LOCALHOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+
+
+def find_store(port: int) -> TCPStore:
+    """The store of rank 0, for the other ranks."""
+    return TCPStore(_LOCALHOST, port, is_master=False)
 
 
 class GlooCollective:
@@ -25,7 +42,7 @@ class GlooCollective:
         self.size = size
         gloo: Any = ProcessGroupGloo  # its stub lacks the collectives
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]  # a bundle never spans nodes
+        options._devices = [gloo.create_device(hostname=_LOCALHOST)]
         options._timeout = timedelta(seconds=join_timeout_s)  # ranks load weights before they come
         self._group = gloo(store, rank, size, options)
         self._group._set_default_timeout(timedelta(seconds=deadline_s))

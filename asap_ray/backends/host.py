@@ -188,7 +188,7 @@ class HostAttention:
         """Open the buffers of all MoE devices, given in the order of e."""
         prefill = self._config.prefill
         self._peers = Peers(devices)
-        native = self._native = _native.AttentionComm(
+        native = _native.AttentionComm(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             moe_buffers=[_open(device) for device in devices],
@@ -204,10 +204,12 @@ class HostAttention:
 
     def be_patient(self, seconds: float) -> None:
         """A MoE device is being replaced: until it is, for so long at most, no deadline passes. For any thread."""
+        assert self._native, "a rank is joined before a device can be lost"
         self._native.be_patient(seconds)
 
     def replace_device(self, device: Registration) -> None:
         """A MoE device died and this is its successor: send again what it owes. For any thread; a repetition is one."""
+        assert self._native, "a rank is joined before a device can be lost"
         with self._peers.replacing(device.index, device) as is_new:
             if is_new:
                 self._native.replace_device(device.index, _open(device))

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from asap_ray import __version__
 from asap_ray.cli.dashboards import dashboards
+from asap_ray.cli.decode import decode
 from asap_ray.cli.demo import demo
 from asap_ray.cli.layout import layout
 from asap_ray.cli.make_model import make_model
@@ -19,6 +20,7 @@ from asap_ray.cli.serve import serve
 from asap_ray.cli.simulate import simulate
 from asap_ray.cli.sweep import sweep
 from asap_ray.cli.timeline import timeline
+from asap_ray.cli.top import top
 from asap_ray.errors import AsapError
 
 app = typer.Typer(
@@ -27,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, replay, demo, simulate, sweep, report, plan, layout, make_model, timeline):
+for command in (serve, decode, top, timeline, replay, demo, simulate, sweep, report, plan, layout, make_model):
     app.command()(command)
 app.add_typer(dashboards, name="dashboards")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from asap_ray.cli.key_option import ApiKeyFile, key_source
 from asap_ray.errors import ConfigError
 
 
@@ -30,8 +31,10 @@ def replay(
     timeout: Annotated[float, typer.Option(help="Longest wait for one answer, seconds.")] = 600.0,
     timeline: Annotated[Path | None, typer.Option(help="Write a trace of its end for Perfetto here.")] = None,
     out: Annotated[Path, typer.Option(help="Directory of replay.json and replay.html.")] = Path("replay"),
+    api_key_file: ApiKeyFile = None,
 ) -> None:
     """Replay a trace open loop: every request goes out when the trace says so; write a table and a report."""
+    from asap_ray.actors.api_key import read_key
     from asap_ray.actors.replay_job import Job, app_endpoint, http_endpoint
     from asap_ray.workload.shaping import Shaping
 
@@ -57,4 +60,6 @@ def replay(
         out=out,
         timeline=timeline,
     )
-    job.run(http_endpoint(url) if url else app_endpoint(str(app), address))
+    source = key_source(api_key_file)
+    key = read_key(source) if source else ""
+    job.run(http_endpoint(url, key) if url else app_endpoint(str(app), address))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -9,11 +11,12 @@ import typer
 import yaml
 from rich.console import Console
 
+from asap_ray.cli.key_option import VARIABLE, ApiKeyFile, key_source
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import ConfigError
 from asap_ray.spec import ParallelSpec
 
-_IN_CONFIG: Final = ("model", "dp", "tp", "ep", "name", "device")
+_IN_CONFIG: Final = ("model", "dp", "tp", "ep", "name", "device", "api_key_file")
 """Options that a configuration file replaces."""
 
 Dp = Annotated[int, typer.Option("--dp", help="Attention DP groups, D.")]
@@ -33,14 +36,15 @@ def serve(
     device: Annotated[str, typer.Option(help="Where to run: cpu.")] = "cpu",
     address: Annotated[str | None, typer.Option(help="Join this Ray cluster instead of starting one.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with every setting (docs/serving.md).")] = None,
+    api_key_file: ApiKeyFile = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C or SIGTERM."""
+    from asap_ray.actors.api_key import key_required
     from asap_ray.actors.app import build_app
     from asap_ray.actors.running import running, wait_for_signal
 
+    refuse_both(context, config, _IN_CONFIG)
     if config:
-        if given := [name for name in _IN_CONFIG if _is_given(context, name)]:
-            raise ConfigError(f"--{given[0]} and --config were both given; write it into {config}")
         served = read_config(config)
     elif model:
         degrees = ParallelSpec(dp_groups=dp, tp=tp, moe_devices=ep)
@@ -48,10 +52,33 @@ def serve(
     else:
         raise ConfigError("nothing to serve: give --model DIR, or --config FILE")
 
+    served = _with_key(served, api_key_file, address)
+    if not address:  # elsewhere the frontend reads it
+        key_required(served.api_key_from)
     console = Console(highlight=False, soft_wrap=True)
     with running(served, build_app(config_to(served)), host, port, address) as url:
         console.print(f"ready: {url} serves {served.model} with {served.parallel}")
         console.print(f"{wait_for_signal()}: stopping")
+
+
+def refuse_both(context: typer.Context, config: Path | None, options: Sequence[str]) -> None:
+    """An option that stands in a configuration file, and the file.
+
+    Raises:
+        ConfigError: names the first such option.
+    """
+    if config and (given := [name for name in options if _is_given(context, name)]):
+        raise ConfigError(f"--{given[0]} and --config were both given; write it into {config}")
+
+
+def _with_key(config: ServeConfig, file: Path | None, address: str | None) -> ServeConfig:
+    """The configuration's own source of the API key, else the command line's."""
+    if config.api_key_from:
+        return config
+    source = key_source(file)
+    if address and source.startswith("env:"):
+        raise ConfigError(f"{VARIABLE} of this shell does not reach the cluster at {address}; give --api-key-file")
+    return dataclasses.replace(config, api_key_from=source)
 
 
 def _is_given(context: typer.Context, option: str) -> bool:

@@ -128,14 +128,20 @@ def _failures() -> Row:
     losses = PANEL.growth(frontend.DEVICE_LOSSES, "device")
     failed = PANEL.growth(frontend.GROUP_FAILURES, "app, dp_group")
     dropped = PANEL.growth(devices.MESSAGES_DROPPED, DEVICE)
-    starts, start_s = PANEL.growth(frontend.START_TIME, "how", "_count"), PANEL.mean(frontend.START_TIME, "how")
+    start_s = f"max by (app, how) ({PANEL.series(frontend.START_TIME)})"
     return Row(
         "Failures and recoveries",
         (
             plot("Losses", "none", losses, "{{device}}", frontend.DEVICE_LOSSES.help),
             plot("Batches failed", "none", failed, "group {{dp_group}}", frontend.GROUP_FAILURES.help),
-            plot("Starts", "none", starts, "{{how}}", "Of instances: all but the first are recoveries."),
-            plot("Time to start", "s", start_s, "{{how}}", f"Mean. {frontend.START_TIME.help}"),
+            plot(
+                "Starts",
+                "none",
+                PANEL.starts(),
+                "{{app}}",
+                "All but the first: frontends replaced.",
+            ),
+            plot("Time to start", "s", start_s, "{{app}} {{how}}", frontend.START_TIME.help),
             _errors(),
             plot("Messages dropped", "none", dropped, "device {{moe_device}}", devices.MESSAGES_DROPPED.help),
         ),

@@ -37,6 +37,10 @@ class Promql:
         """Growth over the whole window."""
         return f"sum by ({by}) (increase({self.series(metric, suffix, **where)}[{self.window}]))"
 
+    def starts(self) -> str:
+        """Of each instance but the first. No counter: every frontend would begin a new one."""
+        return f"changes((max by (app) ({self.series(frontend.STARTED_AT)}))[{self.window}:10s])"
+
     def mean(self, metric: Metric, by: str) -> str:
         """Of a histogram."""
         return f"{self.rate(metric, by, '_sum')} / {self.rate(metric, by, '_count')}"

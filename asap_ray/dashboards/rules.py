@@ -67,7 +67,7 @@ def alerts() -> tuple[Alert, ...]:
 def _availability() -> Iterator[Alert]:
     ready, up = RULE.series(frontend.READY), RULE.series(frontend.DEVICE_UP)
     losses = _LATELY.growth(frontend.DEVICE_LOSSES, "app, device")
-    starts = replace(RULE, window="1h").growth(frontend.START_TIME, "app", "_count")
+    starts = replace(RULE, window="1h").starts()
     dropped = _LATELY.growth(devices.MESSAGES_DROPPED, DEVICE)
     yield Alert("AsapNotReady", f"min by (app) ({ready}) == 0", "1m", "critical", "{{ $labels.app }} is not ready")
     yield Alert("AsapSilent", f"absent({ready})", "2m", "critical", "no instance reports")
@@ -80,7 +80,7 @@ def _availability() -> Iterator[Alert]:
         f"{starts} > {STARTS_AN_HOUR}",
         "0s",
         "critical",
-        '{{ $labels.app }} started {{ $value | printf "%.0f" }} times in an hour',
+        '{{ $labels.app }} started again {{ $value | printf "%.0f" }} times in an hour',
     )
     yield Alert(
         "AsapMessagesDropped",

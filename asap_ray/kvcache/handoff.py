@@ -16,12 +16,13 @@ LEASE_S: Final = 60.0
 
 @dataclass(slots=True)
 class LeaseCounts:
-    """Leases since the start; those that are in none of the last three are still open."""
+    """Leases since the start; those that are in none of the last four are still open."""
 
     granted: int = 0
     pulled: int = 0
     aborted: int = 0
     expired: int = 0
+    lost: int = 0  # with the cache of their group
 
 
 @dataclass(slots=True)
@@ -39,8 +40,8 @@ class Leases:
     ago, and a peer cannot know.
     """
 
-    def __init__(self, cache: PrefixCache, lease_s: float = LEASE_S) -> None:
-        """Leases of `lease_s` seconds on requests that hold blocks in `cache`.
+    def __init__(self, cache: PrefixCache, lease_s: float = LEASE_S, counts: LeaseCounts | None = None) -> None:
+        """Leases of `lease_s` seconds on requests that hold blocks in `cache`; counted in `counts` with others.
 
         Raises:
             ConfigError: `lease_s` is not positive.
@@ -50,7 +51,7 @@ class Leases:
         self._cache = cache
         self._lease_s = lease_s
         self._open: OrderedDict[str, _Lease] = OrderedDict()  # all last as long, so the first ends first
-        self.counts = LeaseCounts()
+        self.counts = counts or LeaseCounts()
 
     @property
     def num_open(self) -> int:
@@ -92,6 +93,11 @@ class Leases:
         self._end(request_id)
         self.counts.aborted += 1
         return True
+
+    def lose(self) -> None:
+        """The cache is gone, and with it the blocks of every lease."""
+        self.counts.lost += len(self._open)
+        self._open.clear()
 
     def expire(self, now: float) -> list[str]:
         """Let go of the blocks of every lease that has ended by `now`; the requests they were for."""

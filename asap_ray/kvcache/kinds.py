@@ -15,10 +15,18 @@ class CacheKind:
     name: str
     heads: int
     parts: tuple[int, ...]  # elements
+    head_ids: tuple[int, ...] = ()  # which of the model's heads they are; empty: the first ones, in order
 
     def __post_init__(self) -> None:
+        if self.head_ids and len(self.head_ids) != self.heads:
+            raise ConfigError(f"{self.name}: heads={self.heads} and head_ids={self.head_ids} differ in number")
         if not self.parts or min(self.heads, *self.parts) < 1:
             raise ConfigError(f"{self.name}: heads={self.heads} and parts={self.parts} must be at least 1 each")
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Of its heads, among the model's."""
+        return self.head_ids or tuple(range(self.heads))
 
     @property
     def width(self) -> int:
@@ -26,9 +34,9 @@ class CacheKind:
         return sum(self.parts)
 
 
-def grouped_query(num_kv_heads: int, head_dim: int) -> CacheKind:
+def grouped_query(num_kv_heads: int, head_dim: int, head_ids: tuple[int, ...] = ()) -> CacheKind:
     """Key and value of each key-value head of this rank."""
-    return CacheKind(name="key_value", heads=num_kv_heads, parts=(head_dim, head_dim))
+    return CacheKind(name="key_value", heads=num_kv_heads, parts=(head_dim, head_dim), head_ids=head_ids)
 
 
 def latent(kv_lora_rank: int, rope_dim: int) -> CacheKind:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from asap_ray.errors import ConfigError, RequestError
 from asap_ray.strict import build
+
+PARAM: Final = "kv_transfer_params"
+"""The field of a request, and of an answer."""
 
 BlockIds = tuple[tuple[int, ...], ...]
 """One table for each group of layers whose caches share tables; ours has one group."""
@@ -52,7 +55,23 @@ class RemotePrefill:
     remote_prefill_cached_tokens: int = 0
 
 
+Transfer = RemoteDecode | RemotePrefill
+
 _T = TypeVar("_T", RemoteDecode, RemotePrefill)
+
+
+def read_transfer(values: Any) -> Transfer | None:
+    """What a request asks of its instance; None if nothing: no parameters, or both of their flags are false.
+
+    Raises:
+        RequestError: see `read_params`.
+    """
+    if values is None:
+        return None
+    flags = values if isinstance(values, Mapping) else {"do_remote_decode": True}  # refused below
+    if flags.get("do_remote_prefill"):
+        return read_params(RemotePrefill, values)
+    return read_params(RemoteDecode, values) if flags.get("do_remote_decode") else None
 
 
 def read_params(cls: type[_T], values: Any) -> _T:
@@ -67,6 +86,6 @@ def read_params(cls: type[_T], values: Any) -> _T:
     if isinstance(values, Mapping):
         values = {name: value for name, value in values.items() if name in known}
     try:
-        return build(cls, values, "kv_transfer_params")
+        return build(cls, values, PARAM)
     except ConfigError as error:
-        raise RequestError(str(error), param="kv_transfer_params") from None
+        raise RequestError(str(error), param=PARAM) from None

@@ -85,7 +85,7 @@ class GroupedQueryAttention:
         heads = shard.part(num_heads)
         kv_heads = kv_heads_of(attention, heads)
         self._split = [len(heads), len(kv_heads), len(kv_heads)]
-        self.kept = (grouped_query(len(kv_heads), head_dim),)
+        self.kept = (grouped_query(len(kv_heads), head_dim, tuple(kv_heads)),)
         self._qkv_HC = self._qkv(shard, "weight", (config.hidden,)).T.contiguous()
         self._out_CH = shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim))
         self._qkv_bias_C = self._qkv(shard, "bias", ()) if attention.qkv_bias else None

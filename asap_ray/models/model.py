@@ -13,9 +13,10 @@ from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import ExpertStage, load_experts
 from asap_ray.models.families import read_config
 from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
+from asap_ray.models.undivided import Undivided
 from asap_ray.models.weights import Checkpoint, Shard
 from asap_ray.protocol import Collective
-from asap_ray.spec import ModelSpec
+from asap_ray.spec import ExpertType, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,16 @@ class Model:
         """The same in int8, for rows of any compute type."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_int8_experts(checkpoint, self.config, experts)
+
+    def undivided(
+        self, collective: Collective, compute_dtype: torch.dtype, expert_type: ExpertType = ExpertType.FLOAT
+    ) -> Undivided:
+        """All of it; `collective` is that of a group of one."""
+        num_experts = self.spec.num_experts
+        all_experts = range(num_experts)
+        is_int8 = expert_type is ExpertType.INT8
+        experts = self.int8_expert_stage(all_experts) if is_int8 else self.expert_stage(all_experts, compute_dtype)
+        return Undivided(self.attention_stage(collective, compute_dtype), experts, num_experts)
 
 
 def load_model(directory: str | Path) -> Model:

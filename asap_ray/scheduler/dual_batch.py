@@ -13,6 +13,7 @@ from functools import partial
 
 from asap_ray.batch import Batch, Request
 from asap_ray.errors import ConfigError, Overloaded, RequestError
+from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.scheduler.admission import Admission, refill
 from asap_ray.scheduler.drain_rate import DrainRate
 from asap_ray.scheduler.paper import Paper
@@ -91,13 +92,28 @@ class DualBatchScheduler:
         return self._policy.num_tokens
 
     @property
+    def drain_s(self) -> float:
+        """How long they take at the rate of the last batches."""
+        return self._drain_rate.seconds(self.num_queued_tokens)
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt that can run."""
         return self._longest_prompt
 
+    @property
+    def caches(self) -> Sequence[PrefixCache]:
+        """Of every group; none before `open_caches`."""
+        return self._prefixes.caches
+
     def in_flight(self, group: int) -> tuple[Batch, ...]:
         """Batches assigned to a group and not ended yet."""
         return tuple(self._groups[group].in_flight)
+
+    @property
+    def held(self) -> tuple[tuple[Batch, ...], ...]:
+        """The batches in flight of every group."""
+        return tuple(tuple(group.in_flight) for group in self._groups)
 
     def check(self, request: Request) -> None:
         """Refuse what could never be queued, or not beside what is queued or runs.
@@ -131,7 +147,7 @@ class DualBatchScheduler:
                 f"the queue holds {self.num_queued} of {self._max_queued_requests} requests and "
                 f"{self.num_queued_tokens} of {self._max_queued_tokens} tokens; "
                 f"there is no room for a prompt of {request.num_tokens}",
-                retry_after_s=self._drain_rate.seconds(self.num_queued_tokens),
+                retry_after_s=self.drain_s,
             )
         self._prefixes.add(request, keys)
         self._policy.push(request, now)
@@ -175,6 +191,10 @@ class DualBatchScheduler:
     def computed(self, batch: Batch) -> None:
         """The first pass of a batch has ended well: its prompts can be found in the cache of its group."""
         self._prefixes.computed(batch)
+
+    def lend(self, request_id: str) -> None:
+        """The blocks of a prompt that runs outlive it: whoever asked for that releases them."""
+        self._prefixes.lend(request_id)
 
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended, well or not; its slot is free."""

@@ -25,6 +25,7 @@ class _Prompt:
     group: int | None = None  # that holds its blocks
     num_running: int = 0  # pieces in flight
     is_over: bool = False  # no piece is to come
+    is_lent: bool = False  # its blocks are another's to let go
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Prefixes:
         self._make_cache = make_cache
         self.caches = [make_cache() for _ in range(num_groups)] if make_cache else []
         self.wake_at = float("inf")  # when a prompt that was left since `look` is not left any longer
+        self._lives = [0] * num_groups
         self._num_left = 0
         self._prompts: dict[str, _Prompt] = {}
 
@@ -131,7 +133,8 @@ class Prefixes:
             else:
                 prompt.num_running += 1
                 running.append(replace(piece, table=self.caches[group].pool.table(piece.request_id)))
-        return replace(batch, requests=tuple(running)), waiting
+        life = self._lives[group] if self._lives else 0
+        return replace(batch, requests=tuple(running), cache_life=life), waiting
 
     def _hold(self, group: int, prompt: _Prompt, piece: Request) -> bool:
         """Reserve all a prompt will ever need, if there is room and its prefix is still as the group saw it."""
@@ -148,6 +151,10 @@ class Prefixes:
         for piece, prompt in self._known(batch):
             if prompt.group is not None:
                 self.caches[prompt.group].publish(piece.request_id, piece.past_tokens + piece.num_tokens)
+
+    def lend(self, request_id: str) -> None:
+        """The blocks of a prompt that runs outlive it: whoever asked for that releases them (`kvcache.handoff`)."""
+        self._prompts[request_id].is_lent = True
 
     def ended(self, batch: Batch) -> None:
         """A batch is over, well or not. Of a group that was lost meanwhile nothing more is to come."""
@@ -180,6 +187,7 @@ class Prefixes:
     def restore(self, group: int) -> None:
         """A group is new: its cache is empty, and has the room it has now."""
         if self._make_cache is not None:
+            self._lives[group] += 1
             counts = self.caches[group].counts
             self.caches[group] = self._make_cache()
             self.caches[group].counts = counts  # totals go on
@@ -195,6 +203,6 @@ class Prefixes:
             del self._prompts[prompt.request.request_id]
 
     def _release(self, prompt: _Prompt) -> None:
-        if prompt.group is not None:
+        if prompt.group is not None and not prompt.is_lent:
             self.caches[prompt.group].release(prompt.request.request_id)
             prompt.group = None

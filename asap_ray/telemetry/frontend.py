@@ -20,7 +20,6 @@ _LATENCY_S: Final = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
     *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-_START_S: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 _LENGTHS: Final = tuple(float(mantissa * 10**power) for power in range(6) for mantissa in (1, 2, 5))
 _BATCH_TOKENS: Final = (1.0, *(float(1 << power) for power in range(3, 17)))
 _FILLS: Final = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0, 16.0, 32.0)
@@ -64,8 +63,8 @@ PROMPT_TOKENS: Final = counter(
     "vllm:prompt_tokens",
     "tokens",
     _MODEL,
-    "Prompt tokens prefilled.",
-    "Batch.num_tokens at the first pass of a batch",
+    "Prompt tokens prefilled, those found in a prefix cache included.",
+    "Batch.num_tokens and Request.cached_tokens at the first pass of a batch",
 )
 GENERATION_TOKENS: Final = counter(
     "vllm:generation_tokens",
@@ -79,7 +78,7 @@ REQUEST_SUCCESS: Final = counter(
     "requests",
     (*_MODEL, "finished_reason"),
     "Requests that ended: stop, length, or abort if the client left first.",
-    "Token.finish_reason; abort where PrefillService.generate is closed before one",
+    "Token.finish_reason; stop where PrefillService.generate is closed before one, abort where it is cancelled",
 )
 REQUEST_PROMPT_TOKENS: Final = Metric(
     "vllm:request_prompt_tokens",
@@ -117,22 +116,22 @@ KV_CACHE_USAGE: Final = gauge(
     "vllm:kv_cache_usage_perc",
     "ratio",
     _MODEL,
-    "Blocks of the KV pools in use; 1 is all.",
-    "1 - free blocks / all blocks, over the pools of all groups",
+    "Blocks of the KV pools that requests hold; 1 is all.",
+    "PrefixCache.num_held over all blocks, of all groups",
 )
 PREFIX_QUERIES: Final = counter(
     "vllm:prefix_cache_queries",
     "tokens",
     _MODEL,
     "Prompt tokens looked up in the prefix caches.",
-    "prompt tokens of reservations in the prefix caches of all groups",
+    "PrefixCounts.queried_tokens of all groups",
 )
 PREFIX_HITS: Final = counter(
     "vllm:prefix_cache_hits",
     "tokens",
     _MODEL,
     "Prompt tokens whose keys and values were there.",
-    "cached tokens of reservations in the prefix caches of all groups",
+    "PrefixCounts.hit_tokens of all groups",
 )
 CACHE_CONFIG: Final = gauge(
     "vllm:cache_config_info",
@@ -157,7 +156,7 @@ LATENESS: Final = Metric(
     "seconds",
     _APP,
     "How far past its objective a first token came; 0 in time.",
-    "max(0, Ttft.total_s - the objective)",
+    "max(0, Ttft.total_s - ServeConfig.ttft_objective_s)",
     _TTFT_S,
 )
 REQUEST_ERRORS: Final = counter(
@@ -172,14 +171,14 @@ QUEUED_TOKENS: Final = gauge(
     "tokens",
     _APP,
     "Prompt tokens that no batch has yet.",
-    "DualBatchScheduler.num_queued_tokens",
+    "DualBatchScheduler.num_queued_tokens, once a second",
 )
 QUEUE_DRAIN: Final = gauge(
     "asap_queue_drain_seconds",
     "seconds",
     _APP,
     "How long the queue takes at the rate of the last batches: the Retry-After of a refusal.",
-    "DrainRate.seconds(num_queued_tokens)",
+    "DualBatchScheduler.drain_s",
 )
 BATCH_FILL: Final = Metric(
     "asap_batch_fill_ratio",
@@ -210,28 +209,33 @@ DEVICE_UP: Final = gauge(
     "none",
     (*_APP, "device"),
     "1 while a group or MoE device says that it serves, else 0.",
-    "the states that PrefillInstance.watch asks for once a second",
+    "Vitals.saw: the states that PrefillInstance.watch asks for once a second",
 )
 DEVICE_LOSSES: Final = counter(
     "asap_device_losses",
     "devices",
     (*_APP, "device"),
     "Groups and MoE devices found lost.",
-    "the devices that PrefillInstance.watch brings back",
+    "Vitals.lost: a device that served and does not any more",
 )
 GROUP_FAILURES: Final = counter(
     "asap_group_failures",
     "batches",
     (*_APP, "dp_group"),
     "Batches that a DP group failed.",
-    "PrefillService.lose",
+    "PrefillService._run",
 )
-START_TIME: Final = Metric(
+STARTED_AT: Final = gauge(
+    "asap_instance_started_seconds",
+    "seconds",
+    _APP,
+    "Unix time at which the frontend found its instance serving; it changes with every start but the first.",
+    "Vitals.started, time.time()",
+)
+START_TIME: Final = gauge(
     "asap_instance_start_seconds",
-    Kind.HISTOGRAM,
     "seconds",
     (*_APP, "how"),
-    "How long a frontend took until its instance served: attached to devices that ran, or created them.",
-    "PrefillInstance.start; any but the first is a recovery",
-    _START_S,
+    "How long the last start took until its instance served: attached to devices that ran, or created them.",
+    "Vitals.started at the end of PrefillInstance.start",
 )

@@ -60,15 +60,16 @@ class HttpTarget:
 
 
 @asynccontextmanager
-async def connect(url: str) -> AsyncIterator[httpx.AsyncClient]:
+async def connect(url: str, key: str = "") -> AsyncIterator[httpx.AsyncClient]:
     """A client with as many connections as there are open requests; `url` may end in /v1, as OpenAI's does.
 
     Proxies of the environment are ignored: their delay would be measured too. No timeout here: `Plan` has one.
     """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     root = url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S)
     try:
-        client = httpx.AsyncClient(base_url=root, limits=limits, timeout=None, trust_env=False)
+        client = httpx.AsyncClient(base_url=root, headers=headers, limits=limits, timeout=None, trust_env=False)
     except httpx.InvalidURL as error:
         raise ConfigError(f"url {url!r}: {error}") from None
     async with client:

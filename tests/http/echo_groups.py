@@ -13,6 +13,7 @@ import numpy as np
 
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.errors import DeviceLost
+from asap_ray.messages import Pages
 
 
 def prompt_ids(request: Request) -> list[int]:
@@ -62,6 +63,10 @@ class EchoGroups:
     def report(self, group: int, reason: str) -> None:
         """See `Groups`."""
         self.reports.append((group, reason))
+
+    def shared_pages(self, group: int) -> tuple[Pages, ...]:  # noqa: ARG002
+        """See `Groups`; nobody pulls them."""
+        return ()
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """See `Groups`; each pass takes one turn of the loop."""

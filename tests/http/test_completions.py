@@ -160,6 +160,6 @@ def test_what_routers_add_is_tolerated(post: Post) -> None:
         "stream_options": None,
         "n": 1,
         "no_stop_trim": False,
-        "kv_transfer_params": {"do_remote_decode": True, "remote_host": None},
+        "kv_transfer_params": {"do_remote_decode": False, "remote_host": None},
     }
     assert post("/v1/completions", body).json()["usage"]["completion_tokens"] == 1

@@ -319,7 +319,7 @@ def test_every_wait_has_a_deadline(
     config: ServeConfig, model: ServedModel, gated: EchoGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some deadlines without a token end a request; here 0.002 of one of 10 s."""
-    monkeypatch.setattr("asap_ray.actors.service._DEADLINES", 0.002)
+    monkeypatch.setattr("asap_ray.actors.service.DEADLINES", 0.002)
     with pytest.raises(Unavailable, match=r"within 0\.02 s"):
         asyncio.run(tokens_of(PrefillService(config, model, gated), [request("first")]))
 

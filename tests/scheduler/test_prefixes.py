@@ -313,3 +313,29 @@ def test_a_group_hears_what_to_forget_although_its_batch_finds_no_room() -> None
 
     assert (full, blocker is None) == ([], False)
     assert [each.batch.forget for each in case.policy.assign(3.0)] == [("a",), ()]
+
+
+def test_blocks_that_are_lent_outlive_their_prompt() -> None:
+    """Whoever borrowed them lets them go; until then they are held, and can be hit."""
+    case = Case()
+    case.submit("a", range(8))
+    (assignment,) = case.policy.assign(0.0)
+    case.policy.lend("a")
+    case.end(assignment, 1.0)
+    while_lent = case.held()
+    case.prefixes.caches[0].release("a")
+
+    assert (while_lent, case.held()) == ([2], [0])
+
+
+def test_a_lent_prompt_may_be_let_go_before_its_batch_ends() -> None:
+    """A pull may be over while another request of the batch still decodes."""
+    case = Case()
+    case.submit("a", range(8))
+    (assignment,) = case.policy.assign(0.0)
+    case.policy.computed(assignment.batch)
+    case.policy.lend("a")
+    case.prefixes.caches[0].release("a")
+    case.policy.done(0, assignment.batch, 1.0)
+
+    assert case.held() == [0]

@@ -110,6 +110,16 @@ def test_v1_at_the_end_of_the_url_is_understood() -> None:
     assert asyncio.run(base()) == "http://host:8000/v1/models"
 
 
+def test_a_key_goes_with_every_request() -> None:
+    """As OpenAI's clients send it."""
+
+    async def header() -> str:
+        async with connect("http://host:8000", "sk-1") as client:
+            return client.build_request("GET", "/v1/models").headers["authorization"]
+
+    assert asyncio.run(header()) == "Bearer sk-1"
+
+
 def test_nobody_listening_is_a_config_error() -> None:
     """Port 9 of this machine answers nobody."""
 
