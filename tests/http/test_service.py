@@ -185,7 +185,7 @@ def test_a_group_that_does_not_get_on_is_reported(
     config: ServeConfig, model: ServedModel, gated: EchoGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its control calls may answer for ever while its loop stands still."""
-    monkeypatch.setattr("asap_ray.actors.service._DEADLINES", 0.002)
+    monkeypatch.setattr("asap_ray.actors.service.DEADLINES", 0.002)
 
     async def scenario() -> None:
         service = PrefillService(config, model, gated)

@@ -271,7 +271,9 @@ def test_a_lost_group_loses_what_it_had() -> None:
     case.policy.requeue(started.batch)
     case.policy.mark_up(0)
 
-    assert placed(case.policy.assign(3.0)) == [(0, "b:0-20")]
+    (again,) = case.policy.assign(3.0)
+    assert placed([again]) == [(0, "b:0-20")]
+    assert (started.batch.cache_life, again.batch.cache_life > 0) == (0, True)
 
 
 def test_a_group_comes_back_with_the_room_it_has_now() -> None:
