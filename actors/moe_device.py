@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from asap_ray.actors.device_metrics import DeviceMetrics
@@ -31,6 +32,7 @@ class MoEDevice:
             instance_of(served, model).experts_of(moe_device),
         )
         self._loop: Loop | None = None
+        self._joining = threading.Lock()
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 
     def register(self) -> bytes:
@@ -38,15 +40,28 @@ class MoEDevice:
         return encode(Registrations((self._moe.registration(self._fingerprint),)))
 
     def serve(self, ranks: bytes) -> None:
-        """Open the buffers of all attention ranks and start the streams."""
-        self._moe.connect(decode(Registrations, ranks).devices)
-        self._loop = Loop(self._moe.serve)
+        """Open the buffers of all attention ranks and start the streams; once, whoever asks again."""
+        with self._joining:
+            if self._loop is None:
+                self._moe.connect(decode(Registrations, ranks).devices)
+                self._loop = Loop(self._moe.serve)
+
+    def replace_group(self, ranks: bytes) -> None:
+        """A group died: drop what it left, and serve its successor."""
+        if self._loop:  # else it will be told with `serve`
+            self._moe.replace_group(decode(Registrations, ranks).devices)
 
     def state(self, frontend: str) -> str:
         """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease, and reports metrics."""
         self._lease.renew(frontend)
         self._metrics.report()
         return self._loop.state if self._loop else "joining"
+
+    def ended(self) -> str:
+        """Wait until the streams end; what ended them."""
+        assert self._loop is not None, "it has yet to serve"
+        self._loop.join()
+        return self._loop.state
 
     def duty(self) -> bytes:
         """Totals of the compute stream."""

@@ -50,7 +50,10 @@ class SharedBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class AttentionComm:
-    """The attention side, for rank j of group i. One thread at a time; `abort` is for any thread."""
+    """The attention side, for rank j of group i. One thread at a time.
+
+    `abort`, `be_patient` and `replace_device` are for any thread.
+    """
 
     def __init__(
         self,
@@ -93,6 +96,16 @@ class AttentionComm:
             CorruptMessage: a reply does not fit the message.
             ValueError: a bad argument, or nothing in flight.
             Closed: after `abort`.
+        """
+
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: for so long, or until it is, no wait's deadline passes."""
+
+    def replace_device(self, moe_device: int, buffer: SharedBuffer) -> None:
+        """MoE device e is dead and `buffer` is its successor's: send again what it still owes. Never waits.
+
+        Raises:
+            ValueError: no such device, or the buffer is too small.
         """
 
     @property
@@ -165,8 +178,12 @@ class MoEComm:
     def async_combine_send(self, item: Item, results: _Rows) -> None:
         """Send unweighted results [R, H], one for each of the item's rows. Never waits."""
 
-    def set_epoch(self, dp_group: int, epoch: int) -> None:
-        """The group is a new incarnation from now on; what the old one left behind is dropped."""
+    def replace_group(self, dp_group: int, buffers: Sequence[SharedBuffer], epoch: int) -> None:
+        """The group is a new incarnation from now on, with a buffer a rank; what the old one left is dropped.
+
+        Raises:
+            ValueError: no such group, not T buffers, or one is too small.
+        """
 
     def abort(self) -> None:
         """Every wait, present or later, raises Closed within 60 ms."""

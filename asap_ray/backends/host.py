@@ -16,12 +16,13 @@ import torch
 
 from asap_ray import _native
 from asap_ray.backends.kv_memory import fit_blocks, process_bytes
+from asap_ray.backends.peers import Peers
 from asap_ray.backends.ports import Ports
 from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.errors import Closed, CorruptMessage
+from asap_ray.errors import Closed, CorruptMessage, PeerTimeout
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
 from asap_ray.laps import Laps, State
@@ -117,6 +118,8 @@ class HostMoEComm:
             except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
                 self._received.num_dropped += 1
                 _log.error("dropped a message: %s", error)
+            except PeerTimeout as error:  # a group is stuck or gone: its owner replaces it, the others go on
+                _log.error("still waiting: %s", error)
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""
@@ -240,6 +243,7 @@ class HostAttention:
     def connect(self, devices: Sequence[Registration]) -> None:
         """Open the buffers of all MoE devices, given in the order of e."""
         prefill = self._config.prefill
+        self._peers = Peers(devices)
         native = self._ports.attention(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
@@ -253,6 +257,18 @@ class HostAttention:
         self.runtime.on_close(native.abort)
         self._native = native
         self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: until it is, for so long at most, no deadline passes. For any thread."""
+        assert self._native, "a rank is joined before a device can be lost"
+        self._native.be_patient(seconds)
+
+    def replace_device(self, device: Registration) -> None:
+        """A MoE device died and this is its successor: send again what it owes. For any thread; a repetition is one."""
+        assert self._native, "a rank is joined before a device can be lost"
+        with self._peers.replacing(device.index, device) as is_new:
+            if is_new:
+                self._native.replace_device(device.index, self._ports.open(device))
 
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
@@ -306,7 +322,8 @@ class HostMoE:
     def connect(self, ranks: Sequence[Registration]) -> None:
         """Open the buffers of all attention ranks, given in the order of (i, j)."""
         prefill, tp = self._config.prefill, self._config.parallel.tp
-        native = self._ports.moe(
+        self._peers = Peers(ranks[::tp])
+        native = self._native = self._ports.moe(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             attention_buffers=[
@@ -320,6 +337,13 @@ class HostMoE:
         )
         self.runtime.on_close(native.abort)
         self.comm = self._ports.moe_comm(native, self._received, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def replace_group(self, ranks: Sequence[Registration]) -> None:
+        """A group died and these are its successor's ranks, in the order of j. For any thread; a repetition is one."""
+        leader = ranks[0]
+        with self._peers.replacing(leader.index, leader) as is_new:
+            if is_new:
+                self._native.replace_group(leader.index, [self._ports.open(rank) for rank in ranks], leader.epoch)
 
     def serve(self) -> None:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""

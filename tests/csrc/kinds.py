@@ -24,6 +24,7 @@ class Kind(Protocol):
     def reason(self, text: str) -> str: ...
     def rank(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
+    def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]: ...
 
 
 class HostKind:
@@ -49,6 +50,13 @@ class HostKind:
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any:
         types = {"row_type": instance.prefill.row_type, "compute_type": compute_type}
         return _native.MoEComm(combine=instance.prefill.combine, **types, **ports)
+
+    def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]:
+        """The buffers of the ranks that follow the dead ones; every device knows of them."""
+        heirs = [self.create(f"attention-{group}-{j}", buffer.num_bytes) for j, buffer in enumerate(dead)]
+        for device in devices:
+            device.replace_group(group, heirs, epoch)
+        return heirs
 
 
 class AscendKind:
@@ -86,6 +94,12 @@ class AscendKind:
         peers = [self._opened(group) for group in ports.pop("attention_buffers")]
         types = {"row_type": prefill.row_type, "combine": prefill.combine}
         return _native.ascend.MoEComm(die=self._die, attention_buffers=peers, **types, **ports)
+
+    def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]:
+        """The same buffers: a die hears of another epoch only (docs/ascend.md)."""
+        for device in devices:
+            device.set_epoch(group, epoch)
+        return list(dead)
 
     def opened(self, key: bytes, num_bytes: int) -> Any:
         """A buffer of another process."""

@@ -12,7 +12,7 @@ import pytest
 from asap_ray import _native
 from asap_ray.errors import CorruptMessage, Overflow, PeerTimeout
 from tests.csrc.kinds import Kind
-from tests.csrc.world import EPOCH, PATIENCE_S, SLOT_ROWS, Calling, World
+from tests.csrc.world import PATIENCE_S, SLOT_ROWS, Calling, World
 
 
 def test_a_solo_batch_has_the_group_to_itself(world: World) -> None:
@@ -126,9 +126,7 @@ def test_messages_of_a_dead_epoch_are_dropped(backend: Kind) -> None:
     """One rank of the old incarnation had sent; the new one's message is served, the old never."""
     world = World(kind=backend, tp=2)
     world.send(world.tokens(3), j=0)
-    for device in world.devices:
-        device.set_epoch(0, EPOCH + 1)
-    world.ranks[0] = [world.open_rank(0, j, EPOCH + 1) for j in range(2)]
+    world.restart_group(0)
     sent = [world.tokens(5, seed=1), world.tokens(6, seed=2)]
 
     sending = [Calling(lambda j=j: world.send(sent[j], j=j, layer=2)) for j in range(2)]
@@ -141,15 +139,18 @@ def test_messages_of_a_dead_epoch_are_dropped(backend: Kind) -> None:
 
 
 def test_results_for_a_dead_epoch_are_dropped(world: World) -> None:
-    """The group died while the device computed: its buffer stays as it was."""
+    """The group died while the device computed: its buffer and its successor's stay as they were."""
     world.send(world.tokens(4))
     item = world.devices[0].async_dispatch_recv(PATIENCE_S)
-    before = bytes(world.kind.bytes_of(world.attention_buffers[0][0]))
+    dead = world.attention_buffers[0][0]
+    before = bytes(world.kind.bytes_of(dead))
 
-    world.devices[0].set_epoch(0, EPOCH + 1)
+    world.restart_group(0)
     world.devices[0].async_combine_send(item, item.rows)
 
-    assert bytes(world.kind.bytes_of(world.attention_buffers[0][0])) == before
+    assert bytes(world.kind.bytes_of(dead)) == before
+    heir = world.attention_buffers[0][0]
+    assert heir is dead or not any(bytes(world.kind.bytes_of(heir)))
 
 
 def test_a_reply_to_an_older_message_is_dropped(world: World) -> None:
@@ -192,4 +193,4 @@ def test_a_layout_that_leaves_its_buffer_is_refused(world: World) -> None:
     world.native_layout = _native.Layout(**fields)
 
     with pytest.raises(ValueError, match=r"moe_regions at .* bytes end behind"):
-        world.open_rank(0, 0, EPOCH)
+        world.open_rank(0, 0)

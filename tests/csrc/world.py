@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -87,10 +88,11 @@ class World:
         self.attention_buffers = [
             [create(f"attention-{i}-{j}", self.layout.attention_bytes) for j in range(tp)] for i in range(dp_groups)
         ]
-        self.ranks = [[self.open_rank(i, j, EPOCH) for j in range(tp)] for i in range(dp_groups)]
+        self.epochs = [EPOCH] * dp_groups
+        self.ranks = [[self.open_rank(i, j) for j in range(tp)] for i in range(dp_groups)]
         self.devices = [self.open_device(e) for e in range(moe_devices)]
 
-    def open_rank(self, i: int, j: int, epoch: int) -> Any:
+    def open_rank(self, i: int, j: int) -> Any:
         return self.kind.rank(
             self.instance,
             self.compute_type,
@@ -99,7 +101,7 @@ class World:
             moe_buffers=self.moe_buffers,
             dp_group=i,
             tp_rank=j,
-            epoch=epoch,
+            epoch=self.epochs[i],
         )
 
     def open_device(self, e: int) -> Any:
@@ -110,8 +112,21 @@ class World:
             buffer=self.moe_buffers[e],
             attention_buffers=self.attention_buffers,
             moe_device=e,
-            epochs=[EPOCH] * self.layout.dp_groups,
+            epochs=self.epochs,
         )
+
+    def restart_device(self, e: int) -> None:
+        """Device e is dead: another with a buffer of its own, and every rank hears of it."""
+        self.moe_buffers[e] = self.kind.create(f"moe-{e}", self.layout.moe_bytes)
+        self.devices[e] = self.open_device(e)
+        for rank in itertools.chain.from_iterable(self.ranks):
+            rank.replace_device(e, self.moe_buffers[e])
+
+    def restart_group(self, i: int) -> None:
+        """Group i is dead: another with an epoch of its own, of which every device hears first."""
+        self.epochs[i] += 1
+        self.attention_buffers[i] = self.kind.replace_group(self.devices, i, self.epochs[i], self.attention_buffers[i])
+        self.ranks[i] = [self.open_rank(i, j) for j in range(self.layout.tp)]
 
     def tokens(self, num_tokens: int, seed: int = 0) -> Tokens:
         rng = np.random.default_rng(seed)
@@ -138,9 +153,11 @@ class World:
         self.devices[e].async_combine_send(item, bits_of(results_RH, self.compute_type))
         return item
 
-    def receive(self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[np.float32]:
+    def receive(
+        self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0, timeout_s: float = PATIENCE_S
+    ) -> NDArray[np.float32]:
         out_SH = bits_of(np.full((num_tokens, self.layout.hidden), 9, dtype=np.float32), self.compute_type)
-        self.ranks[i][j].async_combine_recv(slot, out_SH, PATIENCE_S)
+        self.ranks[i][j].async_combine_recv(slot, out_SH, timeout_s)
         return floats_of(out_SH, self.compute_type)
 
     def header(self, e: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[np.int32]:
@@ -166,6 +183,10 @@ class Calling:
             self._outcome.append(call())
         except BaseException as failure:
             self._failure.append(failure)
+
+    def is_over(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def result(self) -> Any:
         self._thread.join(PATIENCE_S)
