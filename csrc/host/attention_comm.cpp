@@ -151,7 +151,7 @@ bool AttentionComm::send_where_room(const Send& send) {
 }
 
 void AttentionComm::move_if_patient(Deadline& deadline) const noexcept {
-  if (monotonic_s() < patient_until_s_.load(std::memory_order_relaxed)) deadline.restart();
+  deadline.count_from(std::min(monotonic_s(), patient_until_s_.load(std::memory_order_relaxed)));
 }
 
 void AttentionComm::await_room(std::int64_t slot, Deadline& deadline) {

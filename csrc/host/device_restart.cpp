@@ -30,7 +30,7 @@ void AttentionComm::replace_device(std::int64_t moe_device, std::shared_ptr<Shar
       send_again(slot, moe_device, dead);
     }
   }
-  patient_until_s_.store(0, std::memory_order_relaxed);
+  patient_until_s_.store(monotonic_s(), std::memory_order_relaxed);
   // Wakes a wait for room on the dead device, and one for replies that have just been taken.
   MoEView(layout_, buffer->bytes()).credits().ring();
   view_.replies().ring();

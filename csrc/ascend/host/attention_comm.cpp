@@ -115,10 +115,10 @@ void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, c
     devices =
         send_to(slot, hidden, devices, std::min(kPatienceS, std::max(0.0, deadline.left_s())));
     if (devices == 0) return;
+    const double share_s =
+        (monotonic_s() - began_s) / std::popcount(static_cast<std::uint32_t>(devices));
     for (std::size_t e = 0; e < backpressure_s_.size(); ++e) {
-      if ((devices & 1 << e) != 0)
-        backpressure_s_[e] +=
-            (monotonic_s() - began_s) / std::popcount(static_cast<std::uint32_t>(devices));
+      if ((devices & 1 << e) != 0) backpressure_s_[e] += share_s;
     }
     if (deadline.left_s() <= 0) {
       throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ", seconds_text(timeout_s),

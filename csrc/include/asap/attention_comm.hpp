@@ -42,7 +42,8 @@ class AttentionComm {
   // Throws CorruptMessage, PeerTimeout, Closed, std::invalid_argument.
   void async_combine_recv(std::int64_t slot, const Rows& out, double timeout_s);
 
-  // A MoE device is being replaced: for so long, or until it is, no wait's deadline passes.
+  // A MoE device is being replaced: for so long, or until it is, no wait's deadline passes, and
+  // then each wait has its whole timeout.
   void be_patient(double seconds) noexcept {
     patient_until_s_.store(monotonic_s() + seconds, std::memory_order_relaxed);
   }
