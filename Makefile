@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/include/*/*.hpp)
+NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/include/*/*.hpp csrc/ascend/host/*)
 ASCEND := $(wildcard csrc/ascend/*/*.h csrc/ascend/*/*.hpp csrc/ascend/*/*.cpp)
 CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.cpp tests/ascend/*.cpp tests/ascend/*/*.cpp)
 TYPES := build/types/asap_ray
@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
+.PHONY: demo test test-ascend ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
+	@echo "make ascend  compile the Ascend kernels; needs CANN (docs/ascend.md)"
 	@echo "make check-dashboards  the dashboards against the types that Grafana publishes (needs npm and its registry)"
 	@echo "make render-dashboards  their panels by Grafana's own code, as pictures in out/dashboards (needs npm and chromium)"
 	@echo "make verify  search every order of steps of the protocol with spin (docs/verify.md; minutes, needs spin)"
@@ -48,6 +49,13 @@ test: setup
 
 test-ascend: setup
 	$(BIN)/python -m pytest -m "thorough or not thorough" tests/ascend
+
+ascend:
+	@test -n "$$ASCEND_HOME_PATH" || \
+	  { echo "make ascend: ASCEND_HOME_PATH is not set: source set_env.sh of CANN 8.3 or later"; exit 1; }
+	cmake -S csrc/ascend -B build/ascend-npu
+	cmake --build build/ascend-npu
+	cmake --install build/ascend-npu
 
 check: setup
 	$(BIN)/ruff check .

@@ -5,7 +5,9 @@ from pathlib import Path
 from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 
-sources = sorted(str(path) for folder in ("host", "bindings") for path in Path("csrc", folder).glob("*.cpp"))
+sources = sorted(
+    str(path) for folder in ("host", "ascend/host", "bindings") for path in Path("csrc", folder).glob("*.cpp")
+)
 
 setup(
     ext_modules=[

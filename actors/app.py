@@ -111,9 +111,9 @@ class Frontend:
         return api
 
     async def check_health(self) -> None:
-        """Ray Serve replaces a frontend that has lost a device; the next one starts the instance afresh."""
-        if self._failure or self._service.lost:
-            raise DeviceLost(self._failure or "; ".join(self._service.lost))
+        """Ray Serve replaces a frontend that could not bring a device back; the next one starts the instance afresh."""
+        if self._failure:
+            raise DeviceLost(self._failure)
 
     async def prefill(self, message: bytes) -> AsyncIterator[bytes]:
         """A request and its tokens as messages, for callers inside the cluster (`replay --app`)."""
@@ -156,10 +156,15 @@ class Frontend:
             await self._service.hand_off.open()
             await self._instance.start()
             self._service.open_caches()
-            await self._instance.watch()
+            async for change in self._instance.watch():
+                if change.lost:
+                    self._service.lose(change.group, change.lost)
+                else:
+                    self._service.restore(change.group)
         except Exception as error:  # whatever it is, the frontend must not pretend to wait for a start
             _log.exception("the instance is lost")
             self._failure = f"{type(error).__name__}: {error}"
+            self._service.give_up(self._failure)
 
     async def _report(self) -> None:
         try:

@@ -21,6 +21,7 @@ from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store, open_store
 from asap_ray.backends.host import HostAttention
+from asap_ray.backends.ports import open_ports
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
@@ -40,7 +41,7 @@ class GroupRank:
         self.collective = _collective(served, rank, port)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
-        self._attention = HostAttention(served, model, group, self.collective, epoch)
+        self._attention = HostAttention(served, model, group, self.collective, epoch, open_ports(served))
         self._metrics = RankMetrics(
             RayExporter(app=served.name, dp_group=str(group), tp_rank=str(rank)), self._attention.totals
         )
@@ -59,6 +60,16 @@ class GroupRank:
         """Open the buffers of all MoE devices and start the loop behind `door`."""
         self._attention.connect(decode(Registrations, devices).devices)
         self._loop = Loop(lambda: self._attention.serve(door), on_end)
+
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: wait for it, up to so long."""
+        if self._loop:
+            self._attention.be_patient(seconds)
+
+    def replace_device(self, device: bytes) -> None:
+        """A MoE device died: send its successor what it owes this rank."""
+        if self._loop:  # else it will be told with `serve`
+            self._attention.replace_device(decode(Registrations, device).devices[0])
 
     def state(self) -> str:
         """`joining`, `serving`, `stopped`, or what failed; reports metrics."""
@@ -106,6 +117,8 @@ class AttentionGroup:
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
         self._order = ChunkOrder(self._leader.put, self._lease.is_held_by, served.prefill.deadline_s)
         self._pages = PageOwner(self._lease.is_fresh, served.prefill.deadline_s)
+        self._joining = asyncio.Lock()
+        self._end = asyncio.Event()
 
     async def register(self) -> bytes:
         """Where peers find the buffers of all T ranks, in the order of j."""
@@ -113,13 +126,28 @@ class AttentionGroup:
         return encode(Registrations(tuple(r for reply in replies for r in decode(Registrations, reply).devices)))
 
     async def serve(self, devices: bytes) -> None:
-        """Open the buffers of all MoE devices on every rank and start the loops."""
-        door: BatchQueue = self._leader
-        if self._followers:
-            door = FollowedDoor(self._rank.collective, self._leader)
-        self._later = asyncio.get_running_loop().call_soon_threadsafe  # the device's loop is another thread
-        await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
-        self._rank.serve(devices, door, on_end=self._notice)
+        """Open the buffers of all MoE devices on every rank and start the loops; once, whoever asks again."""
+        async with self._joining:
+            if self._rank.state() != "joining":
+                return
+            door: BatchQueue = self._leader
+            if self._followers:
+                door = FollowedDoor(self._rank.collective, self._leader)
+            self._later = asyncio.get_running_loop().call_soon_threadsafe  # the device's loop is another thread
+            await asyncio.gather(*[follower.follow.remote(devices) for follower in self._followers])
+            self._rank.serve(devices, door, on_end=self._notice)
+
+    async def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: every rank waits for it, up to so long."""
+        self._rank.be_patient(seconds)
+        await asyncio.gather(*[follower.be_patient.remote(seconds) for follower in self._followers])
+
+    async def replace_device(self, device: bytes) -> None:
+        """A MoE device died: every rank sends its successor what it owes."""
+        await asyncio.gather(
+            asyncio.to_thread(self._rank.replace_device, device),
+            *[follower.replace_device.remote(device) for follower in self._followers],
+        )
 
     async def run(self, frontend: str, message: bytes) -> AsyncIterator[bytes]:
         """Prefill a batch, then decode what asks for more: one message a pass, the first one the first tokens.
@@ -155,6 +183,11 @@ class AttentionGroup:
         followers = [await follower.state.remote() for follower in self._followers]
         states: list[str] = [self._rank.state(), *followers]
         return max(states, key=lambda state: state != "serving")
+
+    async def ended(self) -> str:
+        """Wait until the loop of rank 0 ends; what ended it. It does when another rank's has."""
+        await self._end.wait()
+        return self._rank.state()
 
     async def duty(self) -> bytes:
         """Totals of rank 0's compute stream."""
@@ -196,6 +229,7 @@ class AttentionGroup:
         self._later(self._fail_streams)
 
     def _fail_streams(self) -> None:
+        self._end.set()
         for stream in self._streams.values():
             stream.put_nowait(None)
 

@@ -19,8 +19,8 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the loop to leave after its runtime was closed."""
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the loop to leave: after its runtime was closed, or whenever it does."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from asap_ray.actors.device_metrics import DeviceMetrics
@@ -9,6 +10,7 @@ from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.backends.host import HostMoE, instance_of
+from asap_ray.backends.ports import open_ports
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
 from asap_ray.models.model import load_model
@@ -23,13 +25,14 @@ class MoEDevice:
         served = decode(ServeConfig, config)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
-        self._moe = HostMoE(served, model, moe_device)
+        self._moe = HostMoE(served, model, moe_device, open_ports(served))
         self._metrics = DeviceMetrics(
             RayExporter(app=served.name, moe_device=str(moe_device)),
             self._moe.totals,
             instance_of(served, model).experts_of(moe_device),
         )
         self._loop: Loop | None = None
+        self._joining = threading.Lock()
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
 
     def register(self) -> bytes:
@@ -37,15 +40,28 @@ class MoEDevice:
         return encode(Registrations((self._moe.registration(self._fingerprint),)))
 
     def serve(self, ranks: bytes) -> None:
-        """Open the buffers of all attention ranks and start the streams."""
-        self._moe.connect(decode(Registrations, ranks).devices)
-        self._loop = Loop(self._moe.serve)
+        """Open the buffers of all attention ranks and start the streams; once, whoever asks again."""
+        with self._joining:
+            if self._loop is None:
+                self._moe.connect(decode(Registrations, ranks).devices)
+                self._loop = Loop(self._moe.serve)
+
+    def replace_group(self, ranks: bytes) -> None:
+        """A group died: drop what it left, and serve its successor."""
+        if self._loop:  # else it will be told with `serve`
+            self._moe.replace_group(decode(Registrations, ranks).devices)
 
     def state(self, frontend: str) -> str:
         """`joining`, `serving`, `stopped`, or what failed; renews the frontend's lease, and reports metrics."""
         self._lease.renew(frontend)
         self._metrics.report()
         return self._loop.state if self._loop else "joining"
+
+    def ended(self) -> str:
+        """Wait until the streams end; what ended them."""
+        assert self._loop is not None, "it has yet to serve"
+        self._loop.join()
+        return self._loop.state
 
     def duty(self) -> bytes:
         """Totals of the compute stream."""

@@ -14,6 +14,9 @@ from asap_ray.errors import PeerTimeout, Unavailable
 Key = tuple[str, int]
 """Of a batch in flight."""
 
+Owner = tuple[str, int]
+"""A frontend, and which of its caches for this group its tables are of."""
+
 _LOOK_S: Final = 0.5
 
 
@@ -21,7 +24,6 @@ _LOOK_S: Final = 0.5
 class _Running:
     """A batch on its way through the group."""
 
-    frontend: str
     unfinished: set[str]  # requests that get tokens yet
 
 
@@ -30,15 +32,16 @@ class PageOwner:
 
     A frontend that comes (a redeployment, or after one was killed) waits until no batch of the one before runs, and
     as long as that one is here also until no prompt of it is under way. It begins with empty caches, and nothing of
-    the one before can write into them. All methods belong to one asyncio loop.
+    the one before can write into them. So does a frontend that has lost sight of what runs here, and begins anew
+    (`Batch.cache_life`). All methods belong to one asyncio loop.
     """
 
     def __init__(self, is_here: Callable[[str], bool], deadline_s: float) -> None:
         """`is_here` says whether a frontend may still send."""
         self._is_here = is_here
         self._deadline_s = deadline_s
-        self._owner = ""
-        self._former: set[str] = set()
+        self._owner: Owner = ("", 0)
+        self._former: set[Owner] = set()
         self._running: dict[Key, _Running] = {}
         self._under_way: set[str] = set()  # prompts of the owner that hold blocks
         self._changed = asyncio.Event()
@@ -55,15 +58,15 @@ class PageOwner:
             return
         try:
             async with asyncio.timeout(self._deadline_s):
-                await self._take_over(frontend)
+                await self._take_over((frontend, batch.cache_life))
         except TimeoutError:
             raise PeerTimeout(
-                f"another frontend still uses this group's blocks after {self._deadline_s:g} s: "
+                f"this group's blocks are still used by {self._owner[0]} after {self._deadline_s:g} s: "
                 f"{len(self._running)} batches run, {len(self._under_way)} prompts are under way"
             ) from None
         self._under_way = (self._under_way | holders) - set(batch.forget)
         unfinished = {request.request_id for request in batch.requests if not request.future_tokens}
-        self._running[key] = _Running(frontend, unfinished)
+        self._running[key] = _Running(unfinished)
 
     def passed(self, key: Key, tokens: Iterable[Token]) -> None:
         """A pass of a batch is done."""
@@ -76,13 +79,14 @@ class PageOwner:
             del self._running[key]
             self._changed.set()
 
-    async def _take_over(self, frontend: str) -> None:
-        while self._owner != frontend:
-            if frontend in self._former:
+    async def _take_over(self, owner: Owner) -> None:
+        while self._owner != owner:
+            if owner in self._former:
                 raise Unavailable("another frontend has taken over this group")
-            if not self._running and not (self._under_way and self._is_here(self._owner)):
+            is_awaited = self._under_way and self._owner[0] != owner[0] and self._is_here(self._owner[0])
+            if not self._running and not is_awaited:
                 self._former.add(self._owner)
-                self._owner = frontend
+                self._owner = owner
                 self._under_way.clear()
                 return
             self._changed.clear()

@@ -1,4 +1,4 @@
-"""A prefill instance as its frontend sees it: detached actors, found by name or started (3.1)."""
+"""A prefill instance as its frontend sees it: detached actors, found by name or started, replaced when lost (3.1)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import array
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
@@ -16,10 +17,11 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
+from asap_ray.actors.recovery import ANSWER_S, POLL_S, Recovery, Refused, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
-from asap_ray.errors import ConfigError, DeviceLost, Unavailable
+from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
 from asap_ray.tracks import Timeline
@@ -28,20 +30,24 @@ NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
 
 _STOP_S: Final = 10.0
-_WATCH_S: Final = 1.0
-_POLL_S: Final = 0.05
 _WARM_TOKENS: Final = 16
 """Of the warm-up prompt, for every pair of a rank and a MoE device."""
 
-_ANSWER_S: Final = 10.0
-"""A device that does not answer a control call for this long is taken for lost."""
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A DP group is lost, or back."""
+
+    group: int
+    lost: str  # why; empty: it is back
 
 
 class PrefillInstance:
     """The D groups and E devices of one instance, as one frontend sees them.
 
     They are detached: a frontend that dies leaves them serving, and the next one attaches to them
-    without loading weights again. The last one that leaves ends them, or their lease does.
+    without loading weights again. The last one that leaves ends them, or their lease does. One that is
+    lost is started again by Ray and joined to the others by `watch` (ADR 0007).
     """
 
     def __init__(self, config: ServeConfig) -> None:
@@ -51,10 +57,10 @@ class PrefillInstance:
         self._missing: tuple[str, ...] = tuple(self._names)
         self.vitals = Vitals.of(self._names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
+        self.registered: dict[str, tuple[Registration, ...]] = {}
+        self._recovery = Recovery(self, config.start_timeout_s)
         self._placement_id: Any = None
         self._start_by_s = 0.0
-        self._num_blocks = 0
-        self._pages: list[tuple[Pages, ...]] = []
 
     @property
     def num_groups(self) -> int:
@@ -64,15 +70,28 @@ class PrefillInstance:
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
-        return self._num_blocks
+        return min(rank.num_blocks for name in group_names(self._config) for rank in self.registered[name])
 
     def shared_pages(self, group: int) -> tuple[Pages, ...]:
         """Where the KV cache of a group's ranks lies, once they serve."""
-        return self._pages[group]
+        return tuple(rank.pages for rank in self.registered[group_names(self._config)[group]] if rank.pages)
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
-        return self._missing
+        return self._missing or tuple(f"{name} ({reason})" for name, reason in self._recovery.absent.items())
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether what is missing is being brought back, so that prompts may wait for it."""
+        return not self._missing and bool(self._recovery.absent)
+
+    def report(self, group: int, reason: str) -> None:
+        """A DP group does not get on: it is to be replaced, whatever it says of itself."""
+        self._recovery.report(group_names(self._config)[group], reason)
+
+    async def serves(self, group: int) -> bool:
+        """Whether a DP group says that it serves."""
+        return await self.state(group_names(self._config)[group]) == SERVING
 
     async def start(self) -> None:
         """Attach to running actors, or start them all, join them and warm every pair.
@@ -86,7 +105,7 @@ class PrefillInstance:
             if not (has_attached := await self._attach()):
                 await clear_instance(self._config.name)
                 await self._create()
-                await self._join()
+                await self.join(self._names, await self._registrations(self._names, self._left_s()))
                 await self._warm()
         except Exception as error:
             self._missing = (f"start failed: {error}",)
@@ -95,18 +114,23 @@ class PrefillInstance:
         self._missing = ()
         self.vitals.started("attached" if has_attached else "created", self._config.start_timeout_s - self._left_s())
 
-    async def watch(self) -> None:
-        """Look after the devices until one is lost; then stop the groups, so that no request waits for it.
+    async def watch(self) -> AsyncIterator[Change]:
+        """Look after the devices and bring back those that are lost; says of DP groups when they go and are back.
 
         Raises:
-            DeviceLost: names the devices and what became of them.
+            DeviceLost: one did not come back in time, or is lost too often; names who is missing and why. The groups
+                are stopped, so that no request waits.
         """
-        while True:
-            await asyncio.sleep(_WATCH_S)
-            if lost := await self._lost():
-                self._missing = lost
-                await self._ask(group_names(self._config), "end", timeout_s=_STOP_S)  # for every frontend
-                raise DeviceLost("; ".join(lost))
+        groups = group_names(self._config)
+        try:
+            async for name, reason in self._recovery.watch(self._names):
+                (self.vitals.lost if reason else self.vitals.back)(name)
+                if name in groups:
+                    yield Change(groups.index(name), reason)
+        except AsapError as error:
+            self._missing = self.missing()
+            await self._ask(groups, "end", timeout_s=_STOP_S)
+            raise DeviceLost(f"{'; '.join(self._missing)}: {error}") from None
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Stream a batch's tokens from a DP group.
@@ -125,12 +149,12 @@ class PrefillInstance:
 
     async def duty(self) -> dict[str, Duty]:
         """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-        replies = await self._ask(self._names, "duty", timeout_s=_ANSWER_S)
+        replies = await self._ask(self._names, "duty", timeout_s=ANSWER_S)
         return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def timeline(self, last_s: float) -> Timeline:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
-        replies = await self._ask(self._names, "timeline", last_s, timeout_s=_ANSWER_S)
+        replies = await self._ask(self._names, "timeline", last_s, timeout_s=ANSWER_S)
         return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
 
     async def stop(self) -> None:
@@ -150,9 +174,21 @@ class PrefillInstance:
         """Of the time to start."""
         return max(0.0, self._start_by_s - asyncio.get_running_loop().time())
 
+    async def state(self, name: str) -> str:
+        """`serving`, or anything else; renews its lease. Asks twice: perhaps it was this process that stood still."""
+        for patience_s in (ANSWER_S / 2, ANSWER_S / 2):
+            state = await self._one(name, "state", (self._id,), patience_s)
+            if not isinstance(state, NoAnswer):
+                break
+        return str(state)
+
+    async def call(self, name: str, method: str, timeout_s: float | None) -> Any:
+        """What a method without arguments answers, or a `Refusal`."""
+        return await self._one(name, method, (), timeout_s)
+
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
-        states = await self._ask(self._names, "state", self._id, timeout_s=_ANSWER_S)
+        states = await self._ask(self._names, "state", self._id, timeout_s=ANSWER_S)
         self.vitals.saw(states)
         return tuple(f"{name} ({state})" for name, state in states.items() if state != SERVING)
 
@@ -165,11 +201,11 @@ class PrefillInstance:
             self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
             if await self._lost():
                 return False
-            registered = await self._registrations(_ANSWER_S)
+            self.registered |= await self._registrations(self._names, ANSWER_S)
         except (ValueError, Unavailable):  # somebody went meanwhile
             return False
         fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
-        return all(rank.fingerprint == fingerprint for ranks in registered.values() for rank in ranks)
+        return all(rank.fingerprint == fingerprint for ranks in self.registered.values() for rank in ranks)
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
@@ -178,7 +214,7 @@ class PrefillInstance:
         await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, self._left_s())
         kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone
         kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
-        kinds += [(MoEDevice, e, 4) for e in range(config.parallel.moe_devices)]
+        kinds += [(MoEDevice, e, 16) for e in range(config.parallel.moe_devices)]
         for index, (name, (kind, number, concurrency)) in enumerate(zip(self._names, kinds, strict=True)):
             self._actors[name] = (
                 ray.remote(kind)
@@ -189,30 +225,39 @@ class PrefillInstance:
                     num_cpus=0,
                     resources={RESOURCE: 1},
                     max_concurrency=concurrency,
+                    max_restarts=-1,
                     scheduling_strategy=bundle(placement, index),
                 )
                 .remote(message, number)
             )
 
-    async def _join(self) -> None:
-        """Collect registrations, compare fingerprints, hand out the peers' addresses, start the loops."""
-        registered = await self._registrations(self._left_s())
-        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in registered.items() for rank in ranks})
-        groups, devices = group_names(self._config), device_names(self._config)
-        ranks = encode(Registrations(tuple(rank for name in groups for rank in registered[name])))
-        await self._demand(devices, "serve", self._left_s(), ranks)
-        peers = encode(Registrations(tuple(registered[name][0] for name in devices)))
-        await self._demand(groups, "serve", self._left_s(), peers)
+    async def be_patient(self, seconds: float) -> None:
+        """Devices are being replaced: groups that wait for one go on waiting, up to so long."""
+        await self._ask(group_names(self._config), "be_patient", seconds, timeout_s=ANSWER_S)
 
-    async def _registrations(self, timeout_s: float) -> dict[str, tuple[Registration, ...]]:
-        replies = await self._demand(self._names, "register", timeout_s)
-        registered = {name: decode(Registrations, reply).devices for name, reply in replies.items()}
-        ranks = [rank for name in group_names(self._config) for rank in registered[name]]
-        self._num_blocks = min(rank.num_blocks for rank in ranks)
-        self._pages = [
-            tuple(rank.pages for rank in registered[name] if rank.pages) for name in group_names(self._config)
-        ]
-        return registered
+    async def join(self, names: Collection[str], registered: Registered) -> None:
+        """Join these devices to each other and to those that serve, of which some `registered` just now.
+
+        No group sends before every device knows its epoch (docs/verify.md, rule 7). Repeated, it changes nothing.
+        """
+        self.registered |= registered
+        agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in self.registered.items() for rank in ranks})
+        groups, devices = group_names(self._config), device_names(self._config)
+        ranks, peers = self._message(groups), self._message(devices)
+        await self._demand([name for name in devices if name in names], "serve", self._config.start_timeout_s, ranks)
+        for name in filter(names.__contains__, groups):
+            await self._demand(devices, "replace_group", ANSWER_S, self._message([name]))
+        for name in filter(names.__contains__, devices):
+            await self._demand(groups, "replace_device", ANSWER_S, self._message([name]))
+        await self._demand([name for name in groups if name in names], "serve", self._config.start_timeout_s, peers)
+
+    def _message(self, names: Iterable[str]) -> bytes:
+        """Where the buffers of these devices are."""
+        return encode(Registrations(tuple(rank for name in names for rank in self.registered[name])))
+
+    async def _registrations(self, names: list[str], timeout_s: float) -> dict[str, tuple[Registration, ...]]:
+        replies = await self._demand(names, "register", timeout_s)
+        return {name: decode(Registrations, reply).devices for name, reply in replies.items()}
 
     async def _warm(self) -> None:
         """One batch through every group; every layer of it sends to every MoE device, as good as surely rows."""
@@ -237,7 +282,7 @@ class PrefillInstance:
         replies = await self._ask(names, method, *args, timeout_s=timeout_s)
         refused = {name: reply for name, reply in replies.items() if isinstance(reply, Refusal)}
         if refused:
-            raise Unavailable(f"{method}: " + "; ".join(f"{name}: {reply}" for name, reply in refused.items()))
+            raise Refused(method, refused)
         return replies
 
     async def _ask(self, names: list[str], method: str, *args: bytes | str | float, timeout_s: float) -> dict[str, Any]:
@@ -245,19 +290,23 @@ class PrefillInstance:
         answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
         return dict(zip(names, answers, strict=True))
 
-    async def _one(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float) -> Any:
+    async def _one(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float | None) -> Any:
         if name not in self._actors:
             return Refusal("not started")
         try:
             return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
         except TimeoutError:
-            return Refusal(f"no answer within {timeout_s:.1f} s")
+            return NoAnswer(f"no answer within {timeout_s:.1f} s")
         except RayError as error:
             return Refusal(_reason(error))
 
 
 class Refusal(str):
-    """Why an actor did not answer."""
+    """Why an actor did not do as asked."""
+
+
+class NoAnswer(Refusal):
+    """It has said nothing in time."""
 
 
 def group_names(config: ServeConfig) -> list[str]:
@@ -290,7 +339,7 @@ async def clear_instance(name: str) -> None:
 
 async def _gone(name: str) -> None:
     while running_names(name):
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
 def agree(registered: Mapping[str, Registration]) -> None:

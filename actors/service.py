@@ -55,6 +55,16 @@ class Groups(Protocol):
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
 
+    @property
+    def is_recovering(self) -> bool:
+        """Whether what is missing is being brought back, so that prompts may wait for it."""
+
+    async def serves(self, group: int) -> bool:
+        """Whether a group that failed a batch serves all the same; if not, its owner brings it back."""
+
+    def report(self, group: int, reason: str) -> None:
+        """A group does not get on, whatever it says of itself: replace it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -88,7 +98,7 @@ class PrefillService:
         self._deadline_s = DEADLINES * config.prefill.deadline_s
         self.hand_off = HandOff(config, model.fingerprint, on_free=self._dispatch)
         self._waiting: dict[str, Waiter] = {}
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], int] = {}  # and the group of each
         self._lost: dict[int, str] = {}
         self._wake: asyncio.TimerHandle | None = None
         self._stopping = False
@@ -105,22 +115,19 @@ class PrefillService:
 
     def open_caches(self) -> None:
         """The groups serve, and say how many blocks they have: from now on prompts are found in their caches."""
-        num_blocks, block_size = self._groups.num_blocks, self.config.kv_cache.block_size
-        prefixes = Prefixes(lambda: PrefixCache(BlockPool(num_blocks, block_size)), self._groups.num_groups)
-        self._scheduler.open_caches(prefixes)
-        for group, cache in enumerate(prefixes.caches):
-            self.hand_off.join(group, cache, self._groups.shared_pages(group))
+
+        def make_cache() -> PrefixCache:  # a group that was replaced may have other room than before
+            return PrefixCache(BlockPool(self._groups.num_blocks, self.config.kv_cache.block_size))
+
+        self._scheduler.open_caches(Prefixes(make_cache, self._groups.num_groups))
+        for group in range(self._groups.num_groups):
+            self._join_hand_off(group)
 
     def missing(self) -> tuple[str, ...]:
         """Why the instance is not ready; empty when it is."""
         if self._stopping:
             return ("the instance is stopping",)
-        return (*self._groups.missing(), *self.lost)
-
-    @property
-    def lost(self) -> tuple[str, ...]:
-        """Groups that failed a batch, and why; none of them is used again by this service."""
-        return tuple(f"group {group} ({reason})" for group, reason in self._lost.items())
+        return (*self._groups.missing(), *(f"group {group} ({reason})" for group, reason in self._lost.items()))
 
     def report(self) -> None:
         """Once a second, and before a scrape: metrics that are read, not counted."""
@@ -130,6 +137,40 @@ class PrefillService:
         """Raise Unavailable, naming who is missing, unless every device serves."""
         if missing := self.missing():
             raise Unavailable(f"not ready: {', '.join(missing)}")
+
+    def lose(self, group: int, reason: str) -> None:
+        """A group is gone: what it ran runs elsewhere, or here again when it is back; nobody is answered twice.
+
+        A request is run again once, and only before its first token; otherwise it fails and says why.
+        """
+        if group in self._lost:
+            return
+        self._lost[group] = reason
+        self._scheduler.mark_down(group)
+        self.hand_off.lose(group)
+        for task, its_group in list(self._running.items()):
+            if its_group == group and task is not asyncio.current_task():
+                task.cancel()
+        batches = self._scheduler.in_flight(group)
+        for batch in reversed(batches):  # each goes to the head of the queue
+            self._scheduler.requeue(batch)
+        for request in {each.request_id: each for batch in batches for each in batch.requests}.values():
+            waiter = self._waiting.get(request.request_id)
+            if waiter is None or not waiter.start_over():
+                self._scheduler.cancel(request.request_id)
+                self._fail([request], Unavailable(f"group {group} failed: {reason}"))
+        self._dispatch()
+
+    def restore(self, group: int) -> None:
+        """A group is back and takes batches again."""
+        if self._lost.pop(group, None) is not None:
+            self._scheduler.mark_up(group)
+            self._join_hand_off(group)
+            self._dispatch()
+
+    def give_up(self, reason: str) -> None:
+        """Devices are lost for good: nobody waits for them."""
+        self._drop(list(self._waiting.values()), Unavailable(f"not ready: {reason}"))
 
     def check(self, request: Request) -> None:
         """Refuse what no group could run; `generate` does so before it queues.
@@ -192,26 +233,28 @@ class PrefillService:
     async def close(self) -> None:
         """Refuse what is new, fail what has not begun, let what has finish for one deadline, piece by piece."""
         self._stopping = True
-        self._drop([waiter for waiter in self._waiting.values() if waiter.handed_s is None])
+        stopping = Unavailable("the instance is stopping")
+        self._drop([waiter for waiter in self._waiting.values() if waiter.handed_s is None], stopping)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.prefill.deadline_s):
                 while self._running:  # a batch that ends hands over the next piece before it leaves
                     await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        self._drop(list(self._waiting.values()))
+        self._drop(list(self._waiting.values()), stopping)
         running = list(self._running)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _drop(self, waiters: Sequence[Waiter]) -> None:
-        """Fail prompts of an instance that stops; what no group has of them never runs."""
+    def _drop(self, waiters: Sequence[Waiter], error: AsapError) -> None:
+        """Fail prompts of an instance that ends; what no group has of them never runs."""
         requests = [waiter.request for waiter in waiters]
         for request in requests:
             self._scheduler.cancel(request.request_id)
-        self._fail(requests, Unavailable("the instance is stopping"))
+        self._fail(requests, error)
 
     def _submit(self, waiters: Sequence[Waiter], cache_salt: str) -> None:
-        self.check_ready()
+        if self._stopping or (self._groups.missing() and not self._groups.is_recovering):
+            self.check_ready()  # else they wait for who is missing
         requests = [waiter.request for waiter in waiters]
         num_tokens, most_tokens = sum(request.num_tokens for request in requests), self.config.max_queued_tokens
         if len(requests) > 1 and num_tokens > most_tokens:
@@ -249,8 +292,8 @@ class PrefillService:
                 if waiter := self._waiting.get(piece.request_id):
                     waiter.hand_over(piece)
             task = asyncio.create_task(self._run(assignment))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._running[task] = assignment.group
+            task.add_done_callback(self._running.pop)
         now = time.monotonic()
         self.metrics.slots_changed(self._scheduler, now)
         wake_at = min(
@@ -266,8 +309,15 @@ class PrefillService:
             due = [request for request in batch.requests if not request.future_tokens]
             self._fail(due, Unavailable(f"group {group} ended a batch before its last token"))
         except Exception as error:  # whatever it is, it must not leave a client waiting
-            self._lose(group, error)
-        finally:
+            _log.error("group %d failed", group, exc_info=error)
+            self.metrics.group_failed(group)
+            reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
+            self.lose(group, reason)
+            if isinstance(error, PeerTimeout):
+                self._groups.report(group, reason)
+            elif await self._groups.serves(group):  # the batch failed, or another frontend has taken over
+                self.restore(group)
+        else:
             self._scheduler.done(group, batch, time.monotonic())
             self._dispatch()
 
@@ -297,6 +347,11 @@ class PrefillService:
                         del self._waiting[token.request_id]
             is_first = False
 
+    def _join_hand_off(self, group: int) -> None:
+        """Decode instances may pull from the cache of a group that starts, or is back."""
+        if self._scheduler.caches:
+            self.hand_off.join(group, self._scheduler.caches[group], self._groups.shared_pages(group))
+
     def _handed_off(self, group: int, client: Waiter, event: TokenEvent) -> TokenEvent:
         """The blocks of a prompt that has its token stay, unless that ends the answer, as in vLLM."""
         if event.token.finish_reason != "length":
@@ -304,20 +359,6 @@ class PrefillService:
         self._scheduler.lend(client.request.request_id)
         kept = self.hand_off.grant(group, client.request.request_id, client.request.num_tokens, client.cached_tokens)
         return dataclasses.replace(event, handed_off=kept)
-
-    def _lose(self, group: int, error: Exception) -> None:
-        """A group that failed a batch is not trusted again; nobody waits for it, nor for what else it runs."""
-        _log.error("group %d failed", group, exc_info=error)
-        reason = str(error) if isinstance(error, AsapError) else type(error).__name__  # others may tell too much
-        self._lost[group] = reason
-        self.metrics.group_failed(group)
-        self._scheduler.mark_down(group)
-        self.hand_off.lose(group)
-        lost = Unavailable(f"group {group} failed: {reason}")
-        for running in self._scheduler.in_flight(group):
-            self._fail(running.requests, lost)
-        if len(self._lost) == self._groups.num_groups:
-            self._fail([waiter.request for waiter in self._waiting.values()], lost)
 
     def _waiters(self, requests: Iterable[Request]) -> list[Waiter]:
         """Those whose clients are still here."""

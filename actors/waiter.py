@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from asap_ray.batch import Request, Stamps, Token
 from asap_ray.errors import AsapError
 from asap_ray.kvcache.transfer_params import RemotePrefill
+
+MAX_RUNS: Final = 2
+"""A prompt whose group was lost twice is perhaps what kills groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,14 @@ class Waiter:
     handed_s: float | None = None  # when a group was given its first piece
     cached_tokens: int = 0
     stamps: Stamps = field(default_factory=Stamps)  # of the pieces so far
+    num_tokens: int = 0  # answered so far
+    num_runs: int = 1
+
+    def start_over(self) -> bool:
+        """Its group was lost; whether it may run again: once, and only while its client has no token."""
+        self.stamps = Stamps()
+        self.num_runs += 1
+        return self.num_tokens == 0 and self.num_runs <= MAX_RUNS
 
     @property
     def age_s(self) -> float:
@@ -72,6 +84,7 @@ class Waiter:
 
     def event(self, token: Token, *, is_first: bool) -> TokenEvent:
         """What its client hears of a token."""
+        self.num_tokens += 1
         return TokenEvent(token, self._ttft(), self.cached_tokens) if is_first else TokenEvent(token)
 
     def _ttft(self) -> Ttft:

@@ -50,7 +50,10 @@ class SharedBuffer:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class AttentionComm:
-    """The attention side, for rank j of group i. One thread at a time; `abort` is for any thread."""
+    """The attention side, for rank j of group i. One thread at a time.
+
+    `abort`, `be_patient` and `replace_device` are for any thread.
+    """
 
     def __init__(
         self,
@@ -93,6 +96,16 @@ class AttentionComm:
             CorruptMessage: a reply does not fit the message.
             ValueError: a bad argument, or nothing in flight.
             Closed: after `abort`.
+        """
+
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: for so long, or until it is, no wait's deadline passes."""
+
+    def replace_device(self, moe_device: int, buffer: SharedBuffer) -> None:
+        """MoE device e is dead and `buffer` is its successor's: send again what it still owes. Never waits.
+
+        Raises:
+            ValueError: no such device, or the buffer is too small.
         """
 
     @property
@@ -165,8 +178,12 @@ class MoEComm:
     def async_combine_send(self, item: Item, results: _Rows) -> None:
         """Send unweighted results [R, H], one for each of the item's rows. Never waits."""
 
-    def set_epoch(self, dp_group: int, epoch: int) -> None:
-        """The group is a new incarnation from now on; what the old one left behind is dropped."""
+    def replace_group(self, dp_group: int, buffers: Sequence[SharedBuffer], epoch: int) -> None:
+        """The group is a new incarnation from now on, with a buffer a rank; what the old one left is dropped.
+
+        Raises:
+            ValueError: no such group, not T buffers, or one is too small.
+        """
 
     def abort(self) -> None:
         """Every wait, present or later, raises Closed within 60 ms."""
@@ -203,3 +220,135 @@ def norm_and_rotate(
     Raises:
         ValueError: shapes or types do not fit.
     """
+
+class ascend:  # noqa: N801
+    """The submodule `_native.ascend`: the same on Ascend dies, through the runtime of CANN (csrc/ascend/host).
+
+    Everything here raises OSError when the runtime refuses a call; its text has the call and the reason.
+    """
+
+    @staticmethod
+    def num_devices(library: str) -> int:
+        """How many devices the runtime `library` sees."""
+
+    @staticmethod
+    def private_memory(layout: Layout, intermediate: int, element_bytes: int) -> dict[str, int]:
+        """Bytes of a plan and an item, where an item's rows are, and a block's workspace in the super kernel."""
+
+    class Die:
+        """One device: its runtime, and the kernels of a folder."""
+
+        def __init__(self, library: str, kernels: str, device: int) -> None: ...
+        def copy(self, to: int, from_: int, num_bytes: int) -> None:
+            """From one address of the die to another."""
+
+        @property
+        def cores(self) -> tuple[int, int]:
+            """Vector and cube cores."""
+
+    class SharedBuffer:
+        """Device memory that peers open by its key."""
+
+        @staticmethod
+        def create(
+            die: ascend.Die, num_bytes: int, reach: Literal["server", "supernode"] = "server"
+        ) -> ascend.SharedBuffer:
+            """Allocate zeros; `reach` says who may open them."""
+
+        @staticmethod
+        def open(die: ascend.Die, key: bytes, num_bytes: int) -> ascend.SharedBuffer: ...
+        @property
+        def key(self) -> bytes: ...
+        @property
+        def address(self) -> int: ...
+        @property
+        def num_bytes(self) -> int: ...
+
+    class AttentionComm:
+        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory."""
+
+        def __init__(
+            self,
+            die: ascend.Die,
+            layout: Layout,
+            buffer: ascend.SharedBuffer,
+            moe_buffers: Sequence[ascend.SharedBuffer],
+            dp_group: int,
+            tp_rank: int,
+            epoch: int,
+            row_type: str,
+            combine: str,
+        ) -> None: ...
+        def async_dispatch_send(
+            self,
+            slot: int,
+            layer: int,
+            hidden: _Rows,
+            expert_ids: NDArray[np.int32],
+            weights: NDArray[np.float32],
+            timeout_s: float,
+        ) -> None: ...
+        def async_dispatch_send_on_die(
+            self, slot: int, layer: int, num_tokens: int, hidden: int, expert_ids: int, weights: int, timeout_s: float
+        ) -> None: ...
+        def async_combine_recv(self, slot: int, out: _Rows, timeout_s: float) -> None: ...
+        def async_combine_recv_on_die(self, slot: int, out: int, timeout_s: float) -> None: ...
+        @property
+        def backpressure_s(self) -> list[float]: ...
+        def abort(self) -> None: ...
+
+    class Item:
+        """As `_native.Item`; the rows are on the die, `rows` copies them."""
+
+        @property
+        def dp_group(self) -> int: ...
+        @property
+        def slot(self) -> int: ...
+        @property
+        def layer(self) -> int: ...
+        @property
+        def sequence(self) -> int: ...
+        @property
+        def num_rows(self) -> int: ...
+        @property
+        def num_tokens(self) -> int: ...
+        @property
+        def found_s(self) -> float: ...
+        @property
+        def rows_at(self) -> int: ...
+        @property
+        def results_at(self) -> int: ...
+        def __len__(self) -> int: ...
+        @property
+        def num_rows_E(self) -> NDArray[np.int32]: ...  # noqa: N802
+        @property
+        def rows(self) -> _Rows: ...
+
+    class MoEComm:
+        """As `_native.MoEComm`."""
+
+        def __init__(
+            self,
+            die: ascend.Die,
+            layout: Layout,
+            buffer: ascend.SharedBuffer,
+            attention_buffers: Sequence[Sequence[ascend.SharedBuffer]],
+            moe_device: int,
+            epochs: Sequence[int],
+            row_type: str,
+            combine: str,
+        ) -> None: ...
+        def async_dispatch_recv(self, timeout_s: float) -> ascend.Item: ...
+        def async_combine_send(self, item: ascend.Item, results: _Rows) -> None: ...
+        def async_combine_send_on_die(self, item: ascend.Item, results: int) -> None: ...
+        def set_epoch(self, dp_group: int, epoch: int) -> None: ...
+        def abort(self) -> None: ...
+
+    class SuperKernel:
+        """The experts of one device on its die: weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type (3.4.2)."""
+
+        def __init__(
+            self, die: ascend.Die, layout: Layout, moe_device: int, row_type: str, gate_up: _Rows, down: _Rows
+        ) -> None: ...
+        def run(self, item: ascend.Item, results: int) -> None:
+            """Unweighted results of the item's rows, to an address on the die, such as its own `results_at`."""

@@ -82,6 +82,7 @@ class Batch:
 
     requests: tuple[Request, ...]
     forget: tuple[str, ...] = ()  # prompts whose next chunks will not come: their keys and values go before it starts
+    cache_life: int = 0  # of its frontend's caches for its group: tables of an earlier one mean nothing any more
 
     @property
     def num_tokens(self) -> int:

@@ -13,8 +13,8 @@ from asap_ray.errors import ConfigError
 from asap_ray.spec import ExpertType, KVCacheSpec, ParallelSpec, PrefillSpec, RowType
 from asap_ray.strict import build
 
-DEVICES: Final = ("cpu",)
-"""Backends that can serve today; ascend and cuda follow (docs/limits.md)."""
+DEVICES: Final = ("cpu", "npu")
+"""Devices whose backend can serve; cuda follows (docs/limits.md)."""
 
 KEY_SOURCES: Final = ("env:", "file:")
 """How `api_key_from` may start."""
@@ -40,6 +40,7 @@ class ServeConfig:
     served_model_name: str = ""  # empty: the directory's name
     api_key_from: str = ""  # env:NAME or file:PATH, read by the frontend; empty: everybody may ask
     device: str = "cpu"
+    kernels: str = ""  # folder of the Ascend kernels; empty: where `make ascend` puts them
     compute_type: RowType = RowType.FLOAT32
     expert_type: ExpertType = ExpertType.FLOAT
     threads: int = 1  # CPU threads of one device
@@ -56,6 +57,11 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
+        if self.device == "npu" and self.prefill.row_type is not self.compute_type:
+            raise ConfigError(
+                f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "
+                "on rows of the type they travel in"
+            )
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
         if not self.lease_s > 0:

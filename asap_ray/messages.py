@@ -45,6 +45,7 @@ class Registration:
     epoch: int  # of this incarnation; a group's ranks share one
     node: str  # host name: buffers are shared inside one node
     fingerprint: dict[str, str]
+    key: bytes = b""  # of device memory, which has no file
     num_blocks: int = 0  # of the KV cache on this rank; a group has the least of its ranks'. 0 on a MoE device
     pages: Pages | None = None  # where they lie; None on a MoE device
 

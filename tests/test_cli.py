@@ -19,7 +19,10 @@ from asap_ray.cli import main
         (["serve", "--model", "/nowhere"], "/nowhere/config.json does not exist"),
         (["serve", "--model", "{model}", "--dp", "0"], "every degree must be at least 1"),
         (["serve", "--model", "{model}", "--ep", "9"], "moe_devices=9 exceeds num_experts=8"),
-        (["serve", "--model", "{model}", "--device", "npu"], "device='npu' is not served yet"),
+        (
+            ["serve", "--model", "{model}", "--device", "npu"],
+            "device 'npu' cannot be used here: (1) ASCEND_HOME_PATH is not",
+        ),
         (["decode"], "nothing to decode: give --model DIR"),
         (["decode", "--config", "x.yaml", "--name", "d"], "--name and --config were both given"),
         (["decode", "--model", "/nowhere"], "/nowhere/config.json does not exist"),

@@ -34,7 +34,7 @@ def test_a_configuration_survives_the_wire() -> None:
         ({"model": "m", "parallel": DEGREES | {"tp": True}}, "tp=True must be of type int"),
         ({"model": "m", "parallel": DEGREES | {"tp": 65}}, "tp=65 exceeds 64"),
         ({"model": "m", "parallel": DEGREES, "compute_type": "int4"}, "one of: float32, bfloat16, float16"),
-        ({"model": "m", "parallel": DEGREES, "device": "npu"}, "device='npu' is not served yet"),
+        ({"model": "m", "parallel": DEGREES, "device": "tpu"}, "device='tpu' is not served yet"),
         ({"model": "m", "parallel": DEGREES, "threads": 0}, "threads, queue bounds"),
         ({"model": "m", "parallel": DEGREES, "max_queued_tokens": 5}, "max_queued_tokens=5"),
         ({"model": "m", "parallel": DEGREES, "orphan_timeout_s": float("nan")}, "orphan_timeout_s=nan must be finite"),

@@ -16,11 +16,13 @@ import torch
 
 from asap_ray import _native
 from asap_ray.backends.kv_memory import fit_blocks, process_bytes
+from asap_ray.backends.peers import Peers
+from asap_ray.backends.ports import Ports
 from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.errors import Closed, CorruptMessage
+from asap_ray.errors import Closed, CorruptMessage, PeerTimeout
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
 from asap_ray.laps import Laps, State
@@ -49,17 +51,6 @@ def instance_of(config: ServeConfig, model: Model) -> Instance:
     return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
 
 
-def _open(peer: Registration) -> _native.SharedBuffer:
-    return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
-
-
-def _register(buffer: _native.SharedBuffer, fingerprint: dict[str, str], **who: Any) -> Registration:
-    node = socket.gethostname()
-    return Registration(
-        pid=buffer.pid, fd=buffer.fd, num_bytes=buffer.num_bytes, node=node, fingerprint=fingerprint, **who
-    )
-
-
 def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
     """Rows as torch sees them. A zero-row array has no strides in numpy, and torch's kernels refuse it."""
     if not len(rows):
@@ -71,7 +62,7 @@ def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
 class HostAttentionComm:
     """`AttentionComm` over shared memory. `combine_recv` reuses its output: use it before the slot's next one."""
 
-    def __init__(self, native: _native.AttentionComm, layout: Layout, dtype: torch.dtype, deadline_s: float) -> None:
+    def __init__(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> None:
         self._native = native
         self._deadline_s = deadline_s
         self._num_rows = [0] * NUM_SLOTS
@@ -99,7 +90,7 @@ class HostAttentionComm:
 class HostMoEComm:
     """`MoEComm` over shared memory."""
 
-    def __init__(self, native: _native.MoEComm, received: Received, dtype: torch.dtype, deadline_s: float) -> None:
+    def __init__(self, native: Any, received: Received, dtype: torch.dtype, deadline_s: float) -> None:
         self._native = native
         self._received = received
         self._dtype = dtype
@@ -115,29 +106,96 @@ class HostMoEComm:
             layer=item.layer,
             num_rows=item.num_rows,
             num_rows_E=torch.from_numpy(item.num_rows_E),
-            rows_RH=tensor_of(item.rows, self._dtype),
+            rows_RH=self.rows_of(item),
             ticket=item,
             found_s=item.found_s,
         )
 
-    def _receive(self) -> _native.Item:
+    def _receive(self) -> Any:
         while True:
             try:
                 return self._native.async_dispatch_recv(self._deadline_s)
             except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
                 self._received.num_dropped += 1
                 _log.error("dropped a message: %s", error)
+            except PeerTimeout as error:  # a group is stuck or gone: its owner replaces it, the others go on
+                _log.error("still waiting: %s", error)
 
     async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
         """See `MoEComm`."""
-        self._native.async_combine_send(work.ticket, array_of(results_RH))
+        self.send_results(work.ticket, results_RH)
+
+    def rows_of(self, item: Any) -> Any:
+        """An item's rows as the stage takes them."""
+        return tensor_of(item.rows, self._dtype)
+
+    def send_results(self, item: Any, results_RH: Any) -> None:
+        """What the stage made of them."""
+        self._native.async_combine_send(item, array_of(results_RH))
+
+
+class HostPorts:
+    """Buffers of this machine's shared memory, and the primitives over them in native code (`Ports`)."""
+
+    moe_comm = HostMoEComm
+
+    def create(self, name: str, num_bytes: int) -> Any:
+        """See `Ports`."""
+        return _native.SharedBuffer.create(name, num_bytes)
+
+    def address(self, buffer: Any) -> dict[str, Any]:
+        """See `Ports`."""
+        return {"pid": buffer.pid, "fd": buffer.fd, "num_bytes": buffer.num_bytes}
+
+    def open(self, peer: Registration) -> Any:
+        """See `Ports`."""
+        return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
+
+    def attention(self, **endpoint: Any) -> Any:
+        """See `Ports`."""
+        return _native.AttentionComm(**endpoint)
+
+    def moe(self, **endpoint: Any) -> Any:
+        """See `Ports`."""
+        return _native.MoEComm(**endpoint)
+
+    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
+        """See `Ports`."""
+        mine = instance.experts_of(moe_device)
+        if config.expert_type is ExpertType.INT8:
+            return model.int8_expert_stage(mine)
+        return model.expert_stage(mine, DTYPES[config.compute_type])
+
+
+def require_device(config: ServeConfig) -> None:
+    """A host is always there."""
+    del config
+
+
+def open_ports(config: ServeConfig) -> HostPorts:
+    """The ports of this host."""
+    del config
+    return HostPorts()
+
+
+def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:
+    return Registration(node=socket.gethostname(), fingerprint=fingerprint, **ports.address(buffer), **who)
 
 
 class HostAttention:
     """Rank j of DP group i: its buffer, its share of the model, its loop."""
 
-    def __init__(self, config: ServeConfig, model: Model, group: int, collective: Collective, epoch: int) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        model: Model,
+        group: int,
+        collective: Collective,
+        epoch: int,
+        ports: Ports | None = None,
+    ) -> None:
         self._config = config
+        self._ports: Ports = ports or HostPorts()
         self._instance = instance_of(config, model)
         self._layout = layout_of(self._instance)
         self._group = group
@@ -145,7 +203,7 @@ class HostAttention:
         self._epoch = epoch  # one a group, from rank 0
         self.stage = model.attention_stage(collective, DTYPES[config.compute_type])
         self._pages = self._make_pages()
-        self._buffer = _native.SharedBuffer.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
+        self._buffer = self._ports.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
         self._recording = Recording(Source(role=Role.ATTENTION, index=group, tp_rank=collective.rank))
@@ -171,6 +229,7 @@ class HostAttention:
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this rank's buffer, and a decode instance its pages."""
         return _register(
+            self._ports,
             self._buffer,
             fingerprint,
             role="attention",
@@ -184,10 +243,11 @@ class HostAttention:
     def connect(self, devices: Sequence[Registration]) -> None:
         """Open the buffers of all MoE devices, given in the order of e."""
         prefill = self._config.prefill
-        native = _native.AttentionComm(
+        self._peers = Peers(devices)
+        native = self._ports.attention(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            moe_buffers=[_open(device) for device in devices],
+            moe_buffers=[self._ports.open(device) for device in devices],
             dp_group=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,
@@ -197,6 +257,18 @@ class HostAttention:
         self.runtime.on_close(native.abort)
         self._native = native
         self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def be_patient(self, seconds: float) -> None:
+        """A MoE device is being replaced: until it is, for so long at most, no deadline passes. For any thread."""
+        assert self._native, "a rank is joined before a device can be lost"
+        self._native.be_patient(seconds)
+
+    def replace_device(self, device: Registration) -> None:
+        """A MoE device died and this is its successor: send again what it owes. For any thread; a repetition is one."""
+        assert self._native, "a rank is joined before a device can be lost"
+        with self._peers.replacing(device.index, device) as is_new:
+            if is_new:
+                self._native.replace_device(device.index, self._ports.open(device))
 
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
@@ -227,36 +299,36 @@ class HostAttention:
 class HostMoE:
     """MoE device e: its buffer, its experts of all layers, its streams."""
 
-    def __init__(self, config: ServeConfig, model: Model, moe_device: int) -> None:
+    def __init__(self, config: ServeConfig, model: Model, moe_device: int, ports: Ports | None = None) -> None:
         self._config = config
+        self._ports: Ports = ports or HostPorts()
         self._instance = instance_of(config, model)
         self._layout = layout_of(self._instance)
         self._moe_device = moe_device
         self._epoch = time.time_ns()
-        mine = self._instance.experts_of(moe_device)
-        self.stage: MoEStage
-        if config.expert_type is ExpertType.INT8:
-            self.stage = model.int8_expert_stage(mine)
-        else:
-            self.stage = model.expert_stage(mine, DTYPES[config.compute_type])
-        self._buffer = _native.SharedBuffer.create(f"moe-{moe_device}", self._layout.moe_bytes)
+        self.stage = self._ports.experts(config, model, self._instance, moe_device)
+        self._buffer = self._ports.create(f"moe-{moe_device}", self._layout.moe_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
         self._recording = Recording(Source(role=Role.MOE, index=moe_device))
         self._laps = experts.Streams.of(self.runtime, self._recording.stream)
-        self._received = Received(len(mine), self._instance.model.num_layers)
+        self._received = Received(len(self._instance.experts_of(moe_device)), self._instance.model.num_layers)
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
         """Where peers find this device's buffer."""
-        return _register(self._buffer, fingerprint, role="moe", index=self._moe_device, tp_rank=0, epoch=self._epoch)
+        who = {"role": "moe", "index": self._moe_device, "tp_rank": 0, "epoch": self._epoch}
+        return _register(self._ports, self._buffer, fingerprint, **who)
 
     def connect(self, ranks: Sequence[Registration]) -> None:
         """Open the buffers of all attention ranks, given in the order of (i, j)."""
         prefill, tp = self._config.prefill, self._config.parallel.tp
-        native = _native.MoEComm(
+        self._peers = Peers(ranks[::tp])
+        native = self._native = self._ports.moe(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
-            attention_buffers=[[_open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)],
+            attention_buffers=[
+                [self._ports.open(rank) for rank in ranks[i : i + tp]] for i in range(0, len(ranks), tp)
+            ],
             moe_device=self._moe_device,
             epochs=[rank.epoch for rank in ranks[::tp]],
             row_type=prefill.row_type,
@@ -264,7 +336,14 @@ class HostMoE:
             compute_type=self._config.compute_type,
         )
         self.runtime.on_close(native.abort)
-        self.comm = HostMoEComm(native, self._received, DTYPES[self._config.compute_type], prefill.deadline_s)
+        self.comm = self._ports.moe_comm(native, self._received, DTYPES[self._config.compute_type], prefill.deadline_s)
+
+    def replace_group(self, ranks: Sequence[Registration]) -> None:
+        """A group died and these are its successor's ranks, in the order of j. For any thread; a repetition is one."""
+        leader = ranks[0]
+        with self._peers.replacing(leader.index, leader) as is_new:
+            if is_new:
+                self._native.replace_group(leader.index, [self._ports.open(rank) for rank in ranks], leader.epoch)
 
     def serve(self) -> None:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""

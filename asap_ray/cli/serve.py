@@ -33,7 +33,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     name: Annotated[str, typer.Option(help="Name of the application and prefix of its actors.")] = "asap",
-    device: Annotated[str, typer.Option(help="Where to run: cpu.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Where to run: cpu, or npu (docs/ascend.md).")] = "cpu",
     address: Annotated[str | None, typer.Option(help="Join this Ray cluster instead of starting one.")] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with every setting (docs/serving.md).")] = None,
     api_key_file: ApiKeyFile = None,
@@ -42,6 +42,7 @@ def serve(
     from asap_ray.actors.api_key import key_required
     from asap_ray.actors.app import build_app
     from asap_ray.actors.running import running, wait_for_signal
+    from asap_ray.backends.ports import require_device
 
     refuse_both(context, config, _IN_CONFIG)
     if config:
@@ -52,6 +53,8 @@ def serve(
     else:
         raise ConfigError("nothing to serve: give --model DIR, or --config FILE")
 
+    if not address:  # else the devices are elsewhere, and say so themselves
+        require_device(served)
     served = _with_key(served, api_key_file, address)
     if not address:  # elsewhere the frontend reads it
         key_required(served.api_key_from)

@@ -54,7 +54,14 @@ def read_experts(
 
 
 def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype) -> ExpertStage:
-    """Read the experts of one device, by their global ids, and nothing else."""
+    """The stage of one device's experts."""
+    return ExpertStage(*load_expert_weights(checkpoint, config, experts, dtype))
+
+
+def load_expert_weights(
+    checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the experts of one device, by their global ids: gate and up [L, E, J, H], down [L, E, H, I]."""
     num_layers, hidden, width = len(config.moe_layers), config.hidden, config.moe_intermediate
     gate_up_LEJH = torch.empty(num_layers, len(experts), 2 * width, hidden, dtype=dtype)
     down_LEHI = torch.empty(num_layers, len(experts), hidden, width, dtype=dtype)
@@ -62,4 +69,4 @@ def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dt
         gate_up_LEJH[layer, local, :width] = gate_IH
         gate_up_LEJH[layer, local, width:] = up_IH
         down_LEHI[layer, local] = down_HI
-    return ExpertStage(gate_up_LEJH, down_LEHI)
+    return gate_up_LEJH, down_LEHI

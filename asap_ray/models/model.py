@@ -10,7 +10,7 @@ import torch
 
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.decoder import Decoder
-from asap_ray.models.experts import ExpertStage, load_experts
+from asap_ray.models.experts import ExpertStage, load_expert_weights, load_experts
 from asap_ray.models.families import read_config
 from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
 from asap_ray.models.undivided import Undivided
@@ -42,6 +42,11 @@ class Model:
         """The routed experts of one device, by their global ids."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_experts(checkpoint, self.config, experts, compute_dtype)
+
+    def expert_weights(self, experts: range, compute_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Their weights alone, for a device with kernels of its own: [L, E, 2 I, H] and [L, E, H, I]."""
+        with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
+            return load_expert_weights(checkpoint, self.config, experts, compute_dtype)
 
     def int8_expert_stage(self, experts: range) -> Int8ExpertStage:
         """The same in int8, for rows of any compute type."""

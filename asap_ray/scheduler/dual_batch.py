@@ -222,12 +222,14 @@ class DualBatchScheduler:
         A prompt of which it had pieces to come starts over, unless one is in flight: that one's end decides.
         """
         self._groups[group].is_up = False
+        self._forget.pop(group, None)
         self._policy.abandon(group)
         self._prefixes.lose(group)
 
     def mark_up(self, group: int) -> None:
-        """The group takes batches again."""
+        """The group takes batches again, and has nothing cached."""
         self._groups[group].is_up = True
+        self._prefixes.restore(group)
 
     def _look(self, now: float) -> None:
         """Say what the policy may see of the groups at this moment."""

@@ -52,6 +52,7 @@ class Prefixes:
         self._make_cache = make_cache
         self.caches = [make_cache() for _ in range(num_groups)] if make_cache else []
         self.wake_at = float("inf")  # when a prompt that was left since `look` is not left any longer
+        self._lives = [0] * num_groups
         self._num_left = 0
         self._prompts: dict[str, _Prompt] = {}
 
@@ -132,7 +133,8 @@ class Prefixes:
             else:
                 prompt.num_running += 1
                 running.append(replace(piece, table=self.caches[group].pool.table(piece.request_id)))
-        return replace(batch, requests=tuple(running)), waiting
+        life = self._lives[group] if self._lives else 0
+        return replace(batch, requests=tuple(running), cache_life=life), waiting
 
     def _hold(self, group: int, prompt: _Prompt, piece: Request) -> bool:
         """Reserve all a prompt will ever need, if there is room and its prefix is still as the group saw it."""
@@ -177,14 +179,18 @@ class Prefixes:
 
     def lose(self, group: int) -> None:
         """A group was lost, and all it had."""
-        if self._make_cache is None:
-            return
-        counts = self.caches[group].counts
-        self.caches[group] = self._make_cache()
-        self.caches[group].counts = counts  # totals go on
+        self.restore(group)
         for prompt in self._prompts.values():
             if prompt.group == group:
                 prompt.group = None
+
+    def restore(self, group: int) -> None:
+        """A group is new: its cache is empty, and has the room it has now."""
+        if self._make_cache is not None:
+            self._lives[group] += 1
+            counts = self.caches[group].counts
+            self.caches[group] = self._make_cache()
+            self.caches[group].counts = counts  # totals go on
 
     def _known(self, batch: Batch) -> Iterable[tuple[Request, _Prompt]]:
         return [

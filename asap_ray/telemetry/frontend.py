@@ -223,7 +223,7 @@ GROUP_FAILURES: Final = counter(
     "batches",
     (*_APP, "dp_group"),
     "Batches that a DP group failed.",
-    "PrefillService._lose",
+    "PrefillService._run",
 )
 STARTED_AT: Final = gauge(
     "asap_instance_started_seconds",

@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <system_error>
 
+#include "../ascend/host/acl.hpp"
 #include "arrays.hpp"
 #include "asap/attention_comm.hpp"
 #include "asap/moe_comm.hpp"
+#include "ascend.hpp"
 #include "stages.hpp"
 
 namespace asap {
@@ -29,6 +31,8 @@ void translate(std::exception_ptr pointer) {
     raise("PeerTimeout", error);
   } catch (const Closed& error) {
     raise("Closed", error);
+  } catch (const ascend::AclError& error) {
+    py::set_error(PyExc_OSError, error.what());
   } catch (const std::system_error& error) {
     py::set_error(PyExc_OSError, py::make_tuple(error.code().value(), error.what()));
   }
@@ -125,6 +129,9 @@ void bind_attention(py::module_& m) {
            py::arg("hidden"), py::arg("expert_ids"), py::arg("weights"), py::arg("timeout_s"))
       .def("async_combine_recv", &combine_recv, py::arg("slot"), py::arg("out"),
            py::arg("timeout_s"))
+      .def("replace_device", &AttentionComm::replace_device, py::arg("moe_device"),
+           py::arg("buffer"), py::call_guard<py::gil_scoped_release>())
+      .def("be_patient", &AttentionComm::be_patient, py::arg("seconds"))
       .def_property_readonly("backpressure_s", &AttentionComm::backpressure_s)
       .def("abort", &AttentionComm::abort);
 }
@@ -142,11 +149,12 @@ void bind_moe(py::module_& m) {
       .def_property_readonly("rows", &item_rows);
   py::class_<MoEComm>(m, "MoEComm")
       .def(py::init([](const Layout& layout, BufferPtr buffer,
-                       std::vector<MoEComm::Buffers> attention_buffers, std::int64_t moe_device,
-                       const std::vector<std::uint64_t>& epochs, const std::string& row_type,
-                       const std::string& compute_type, const std::string& combine) {
+                       const std::vector<MoEComm::Buffers>& attention_buffers,
+                       std::int64_t moe_device, const std::vector<std::uint64_t>& epochs,
+                       const std::string& row_type, const std::string& compute_type,
+                       const std::string& combine) {
              return std::make_unique<MoEComm>(
-                 layout, std::move(buffer), std::move(attention_buffers), moe_device, epochs,
+                 layout, std::move(buffer), attention_buffers, moe_device, epochs,
                  RowTypes{row_type_of(row_type), row_type_of(compute_type)}, combine_of(combine));
            }),
            py::arg("layout"), py::arg("buffer"), py::arg("attention_buffers"),
@@ -155,7 +163,8 @@ void bind_moe(py::module_& m) {
       .def("async_dispatch_recv", &dispatch_recv, py::arg("timeout_s"),
            py::arg("pick") = "round_robin")
       .def("async_combine_send", &combine_send, py::arg("item"), py::arg("results"))
-      .def("set_epoch", &MoEComm::set_epoch, py::arg("dp_group"), py::arg("epoch"))
+      .def("replace_group", &MoEComm::replace_group, py::arg("dp_group"), py::arg("buffers"),
+           py::arg("epoch"), py::call_guard<py::gil_scoped_release>())
       .def("abort", &MoEComm::abort);
 }
 
@@ -170,4 +179,5 @@ PYBIND11_MODULE(_native, m) {
   asap::bind_attention(m);
   asap::bind_moe(m);
   asap::bind_stages(m);
+  asap::bind_ascend(m);
 }

@@ -27,10 +27,10 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
                              RowType row_type, Combine combine)
     : layout_(layout),
       buffer_(std::move(buffer)),
-      moe_buffers_(std::move(moe_buffers)),
       id_(id),
       row_type_(row_type),
       view_(layout_, buffer_->bytes()),
+      moe_buffers_(std::move(moe_buffers)),
       backpressure_s_(moe_buffers_.size()) {
   check_layout(layout_);
   ASAP_CHECK(layout_.row_bytes == layout_.hidden * element_bytes(row_type),
@@ -45,13 +45,17 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
   ASAP_CHECK(std::ssize(moe_buffers_) == layout_.moe_devices, moe_buffers_.size(),
              " moe_buffers for ", layout_.moe_devices, " MoE devices");
   for (const auto& moe : moe_buffers_) {
-    ASAP_CHECK(moe->num_bytes() >= layout_.moe_bytes, "a MoE buffer has ", moe->num_bytes(),
-               " bytes, the layout needs ", layout_.moe_bytes);
+    check_moe_buffer(*moe);
     moe_.emplace_back(layout_, moe->bytes());
   }
   for (std::int64_t slot = 0; slot < kNumSlots; ++slot) {
-    slots_.push_back({.routing = Routing(layout_, combine), .owing = {}});
+    slots_.push_back({.routing = Routing(layout_, combine), .unsent = {}, .owing = {}});
   }
+}
+
+void AttentionComm::check_moe_buffer(const SharedBuffer& buffer) const {
+  ASAP_CHECK(buffer.num_bytes() >= layout_.moe_bytes, "a MoE buffer has ", buffer.num_bytes(),
+             " bytes, the layout needs ", layout_.moe_bytes);
 }
 
 AttentionComm::Slot& AttentionComm::slot_at(std::int64_t slot) {
@@ -99,12 +103,12 @@ void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, c
   ASAP_CHECK(layer >= 0 && layer < layout_.num_layers, "layer=", layer, " is not in 0..",
              layout_.num_layers - 1);
   begin_message(slot, layer, choices);
-  std::vector<std::int64_t> devices(moe_.size());
-  std::iota(devices.begin(), devices.end(), 0);
-  send_to({slot, hidden}, std::move(devices), Deadline(timeout_s));
+  Deadline deadline(timeout_s);
+  while (!send_where_room({slot, hidden})) await_room(slot, deadline);
 }
 
 void AttentionComm::begin_message(std::int64_t slot, std::int64_t layer, const Choices& choices) {
+  const std::lock_guard lock(mutex_);
   Slot& mine = slot_at(slot);
   mine.routing.plan(choices);
   mine.solo = choices.num_tokens > layout_.slot_rows;
@@ -117,6 +121,8 @@ void AttentionComm::begin_message(std::int64_t slot, std::int64_t layer, const C
   mine.layer = layer;
   mine.in_flight = true;
   ++mine.sequence;
+  mine.unsent.resize(moe_.size());
+  std::iota(mine.unsent.begin(), mine.unsent.end(), 0);
   mine.owing.clear();
   for (std::int64_t e = 0; e < layout_.moe_devices; ++e) {
     if (mine.routing.num_replies(e) > 0) mine.owing.push_back(e);
@@ -127,37 +133,50 @@ bool AttentionComm::has_room(std::int64_t slot, std::int64_t moe_device) const {
   return has_credit(moe_at(moe_device).word(id_.dp_group, slot), bit(id_.tp_rank));
 }
 
-void AttentionComm::send_to(const Send& send, std::vector<std::int64_t> pending,
-                            const Deadline& deadline) {
-  const auto room = [&](std::int64_t e) { return has_room(send.slot, e); };
-  while (!pending.empty()) {
-    // Step 1 of async-dispatch-send (3.2.1): the devices with room go first.
-    const auto busy = std::ranges::stable_partition(pending, room);
-    const std::span ready(pending.begin(), busy.begin());
-    write_rows(send, ready);
-    for (const std::int64_t e : ready) {
-      write_header(send.slot, e);
-      announce_message(moe_at(e), id_.dp_group, id_.tp_rank, send.slot);
-    }
-    pending.erase(pending.begin(), busy.begin());
-    if (!pending.empty()) await_room(send.slot, pending, deadline);
+// Step 1 of async-dispatch-send (3.2.1): the devices with room go first. Whether all have the
+// message now.
+bool AttentionComm::send_where_room(const Send& send) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::int64_t>& unsent = slot_at(send.slot).unsent;
+  const auto busy =
+      std::ranges::stable_partition(unsent, [&](std::int64_t e) { return has_room(send.slot, e); });
+  const std::span ready(unsent.begin(), busy.begin());
+  write_rows(send, ready);
+  for (const std::int64_t e : ready) {
+    write_header(send.slot, e);
+    announce_message(moe_at(e), id_.dp_group, id_.tp_rank, send.slot);
   }
+  unsent.erase(unsent.begin(), busy.begin());
+  return unsent.empty();
 }
 
-void AttentionComm::await_room(std::int64_t slot, const std::vector<std::int64_t>& devices,
-                               const Deadline& deadline) {
+void AttentionComm::move_if_patient(Deadline& deadline) const noexcept {
+  deadline.count_from(std::min(monotonic_s(), patient_until_s_.load(std::memory_order_relaxed)));
+}
+
+void AttentionComm::await_room(std::int64_t slot, Deadline& deadline) {
+  const std::vector<std::int64_t>& unsent = slot_at(slot).unsent;
+  std::vector<std::shared_ptr<SharedBuffer>> watched;  // stay mapped, even if replaced meanwhile
   std::vector<Doorbell*> credits;
-  for (const std::int64_t e : devices) credits.push_back(&moe_at(e).credits());
+  {
+    const std::lock_guard lock(mutex_);
+    for (const std::int64_t e : unsent) {
+      watched.push_back(moe_buffers_[static_cast<std::size_t>(e)]);
+      credits.push_back(&moe_at(e).credits());
+    }
+  }
   const auto any_room = [&] {
-    return std::ranges::any_of(devices, [&](std::int64_t e) { return has_room(slot, e); });
+    move_if_patient(deadline);
+    const std::lock_guard lock(mutex_);
+    return std::ranges::any_of(unsent, [&](std::int64_t e) { return has_room(slot, e); });
   };
   const double began_s = monotonic_s();
   const bool has_any = wait_until(credits, deadline, aborted_, any_room);
-  count_wait(devices, monotonic_s() - began_s);
+  count_wait(unsent, monotonic_s() - began_s);
   if (!has_any) {
     throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ",
                            seconds_text(deadline.timeout_s()), " for room on MoE device(s) ",
-                           list_text(devices)));
+                           list_text(unsent)));
   }
 }
 
@@ -203,9 +222,8 @@ void AttentionComm::write_rows(const Send& send, std::span<const std::int64_t> d
 
 // The rest of step 2, and step 3. Relaxed: the bit publishes it.
 void AttentionComm::write_header(std::int64_t slot, std::int64_t moe_device) {
-  const Slot& mine = slot_at(slot);
-  const Routing& routing = mine.routing;
-  const Message message = moe_at(moe_device).message(id_.dp_group, id_.tp_rank, slot);
+  const Routing& routing = slot_at(slot).routing;
+  const Message message = write_empty_header(slot, moe_device);
   const std::int64_t num_pairs = routing.num_pairs(moe_device);
   std::copy_n(routing.row_idx(moe_device), num_pairs, message.row_idx);
   std::copy_n(routing.weights(moe_device), num_pairs, message.weights);
@@ -215,29 +233,44 @@ void AttentionComm::write_header(std::int64_t slot, std::int64_t moe_device) {
     message.num_rows_E[x - first] = static_cast<std::int32_t>(routing.num_pairs_of_expert(x));
   }
   Header& header = *message.header;
-  header.epoch.store(id_.epoch, std::memory_order_relaxed);
-  header.sequence.store(mine.sequence, std::memory_order_relaxed);
-  header.layer = static_cast<std::int32_t>(mine.layer);
   header.num_rows = static_cast<std::int32_t>(std::ssize(routing.tokens(moe_device)));
   header.num_pairs = static_cast<std::int32_t>(num_pairs);
   header.reply_offset = static_cast<std::int32_t>(routing.reply_offset(moe_device));
 }
 
-void AttentionComm::check_reply(std::int64_t slot, std::int64_t moe_device) const {
+// Step 3 of a message without rows; where it was written.
+Message AttentionComm::write_empty_header(std::int64_t slot, std::int64_t moe_device) {
+  const Slot& mine = slot_at(slot);
+  const Message message = moe_at(moe_device).message(id_.dp_group, id_.tp_rank, slot);
+  std::fill_n(message.num_rows_E, layout_.max_local_experts, 0);
+  Header& header = *message.header;
+  header.epoch.store(id_.epoch, std::memory_order_relaxed);
+  header.sequence.store(mine.sequence, std::memory_order_relaxed);
+  header.layer = static_cast<std::int32_t>(mine.layer);
+  header.num_rows = header.num_pairs = header.reply_offset = 0;
+  return message;
+}
+
+bool AttentionComm::fits(std::int64_t slot, std::int64_t moe_device) const {
   const Slot& mine = slot_at(slot);
   const Header& header = view_.header(slot, moe_device);
-  const std::int64_t expected = mine.routing.num_replies(moe_device);
-  if (header.num_rows != expected || header.layer != mine.layer) {
-    throw CorruptMessage(text("combine_recv: ", who(slot), ": MoE device ", moe_device,
-                              " replied with ", header.num_rows, " rows of layer ", header.layer,
-                              ", expected ", expected));
-  }
+  return header.num_rows == mine.routing.num_replies(moe_device) && header.layer == mine.layer;
+}
+
+void AttentionComm::check_reply(std::int64_t slot, std::int64_t moe_device) const {
+  if (fits(slot, moe_device)) return;
+  const Header& header = view_.header(slot, moe_device);
+  throw CorruptMessage(text("combine_recv: ", who(slot), ": MoE device ", moe_device,
+                            " replied with ", header.num_rows, " rows of layer ", header.layer,
+                            ", expected ", slot_at(slot).routing.num_replies(moe_device)));
 }
 
 void AttentionComm::await_replies(std::int64_t slot, double timeout_s) {
   Slot& mine = slot_at(slot);
-  const Deadline deadline(timeout_s);
+  Deadline deadline(timeout_s);
   const auto complete = [&] {
+    move_if_patient(deadline);
+    const std::lock_guard lock(mutex_);
     std::erase_if(mine.owing, [&](std::int64_t e) {
       if (!take_reply(view_, slot, e, id_.epoch, mine.sequence)) return false;
       check_reply(slot, e);
@@ -259,6 +292,7 @@ void AttentionComm::async_combine_recv(std::int64_t slot, const Rows& out, doubl
   // Steps 1 and 2 of async-combine-recv (3.2.2).
   await_replies(slot, timeout_s);
   // Step 3. No flag follows: the next message to the device, sent after this, is the credit.
+  const std::lock_guard lock(mutex_);
   sum_rows(out, {view_.results(slot), row_type_, layout_.hidden}, mine.routing.term_begin(),
            mine.routing.terms());
   mine.in_flight = false;

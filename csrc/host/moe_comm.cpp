@@ -33,16 +33,14 @@ Pick pick_of(std::string_view name) {
 }
 
 MoEComm::MoEComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
-                 std::vector<Buffers> attention_buffers, std::int64_t moe_device,
+                 const std::vector<Buffers>& attention_buffers, std::int64_t moe_device,
                  const std::vector<std::uint64_t>& epochs, RowTypes types, Combine combine)
     : layout_(layout),
       buffer_(std::move(buffer)),
-      attention_buffers_(std::move(attention_buffers)),
       moe_device_(moe_device),
       types_(types),
       combine_(combine),
-      view_(layout_, buffer_->bytes()),
-      epochs_(epochs.size()) {
+      view_(layout_, buffer_->bytes()) {
   check_layout(layout_);
   ASAP_CHECK(layout_.row_bytes == layout_.hidden * element_bytes(types.travel),
              "row_bytes=", layout_.row_bytes, " does not fit hidden=", layout_.hidden,
@@ -55,43 +53,64 @@ MoEComm::MoEComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
              " bytes, the layout needs ", layout_.moe_bytes);
   ASAP_CHECK(std::ssize(epochs) == layout_.dp_groups, epochs.size(), " epochs for ",
              layout_.dp_groups, " groups");
-  ASAP_CHECK(std::ssize(attention_buffers_) == layout_.dp_groups, attention_buffers_.size(),
+  ASAP_CHECK(std::ssize(attention_buffers) == layout_.dp_groups, attention_buffers.size(),
              " groups of attention_buffers for ", layout_.dp_groups, " groups");
-  for (const Buffers& group : attention_buffers_) {
-    ASAP_CHECK(std::ssize(group) == layout_.tp, group.size(), " attention_buffers in a group of ",
-               layout_.tp, " ranks");
-    for (const auto& rank : group) {
-      ASAP_CHECK(rank->num_bytes() >= layout_.attention_bytes, "an attention buffer has ",
-                 rank->num_bytes(), " bytes, the layout needs ", layout_.attention_bytes);
-      attention_.emplace_back(layout_, rank->bytes());
-    }
+  for (std::size_t i = 0; i < epochs.size(); ++i) {
+    groups_.push_back(group_of(attention_buffers[i], epochs[i]));
   }
-  for (std::size_t i = 0; i < epochs.size(); ++i) epochs_[i] = epochs[i];
 }
 
 std::int64_t MoEComm::num_local_experts() const {
   return first_expert(layout_, moe_device_ + 1) - first_expert(layout_, moe_device_);
 }
 
-void MoEComm::set_epoch(std::int64_t dp_group, std::uint64_t epoch) {
-  ASAP_CHECK(dp_group >= 0 && dp_group < layout_.dp_groups, "dp_group=", dp_group, " is not in 0..",
-             layout_.dp_groups - 1);
-  // Relaxed: an epoch carries no data. The receiver looks again when its own bell rings.
-  epochs_[at(dp_group)].store(epoch, std::memory_order_relaxed);
-  view_.arrivals().ring();
+std::shared_ptr<const MoEComm::Group> MoEComm::group_of(const Buffers& buffers,
+                                                        std::uint64_t epoch) const {
+  ASAP_CHECK(std::ssize(buffers) == layout_.tp, buffers.size(), " attention_buffers in a group of ",
+             layout_.tp, " ranks");
+  Group group{epoch, buffers, {}};
+  for (const auto& rank : buffers) {
+    ASAP_CHECK(rank->num_bytes() >= layout_.attention_bytes, "an attention buffer has ",
+               rank->num_bytes(), " bytes, the layout needs ", layout_.attention_bytes);
+    group.ranks.emplace_back(layout_, rank->bytes());
+  }
+  return std::make_shared<const Group>(std::move(group));
 }
 
-// Clears the bits of dead incarnations, so that the living may use their rows; returns the others.
+std::shared_ptr<const MoEComm::Group> MoEComm::group_at(std::int64_t dp_group) const {
+  const std::lock_guard lock(groups_mutex_);
+  return groups_[at(dp_group)];
+}
+
+void MoEComm::replace_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch) {
+  ASAP_CHECK(dp_group >= 0 && dp_group < layout_.dp_groups, "dp_group=", dp_group, " is not in 0..",
+             layout_.dp_groups - 1);
+  std::shared_ptr<const Group> group = group_of(buffers, epoch);
+  {
+    const std::lock_guard lock(groups_mutex_);
+    groups_[at(dp_group)].swap(group);
+  }
+  view_.arrivals().ring();  // the receiver drops what the old one left
+}
+
+// Clears the bits of dead incarnations, so that the living may use their rows, and of messages
+// older than another rank's: after a restart of this device a rank sends its last one again, which
+// its neighbour may have left behind (docs/verify.md, rule 5). Returns the others.
 std::uint64_t MoEComm::drop_stale(const Place& place, std::uint64_t bits) {
-  const std::uint64_t epoch = epochs_[at(place.dp_group)].load(std::memory_order_relaxed);
-  std::uint64_t stale = 0;
+  const std::uint64_t epoch = group_at(place.dp_group)->epoch;
+  std::uint64_t fresh = 0;
+  std::uint64_t newest = 0;
   for (std::int64_t j = 0; j < layout_.tp; ++j) {
     if ((bits & bit(j)) == 0) continue;
     const Header& header = *view_.message(place.dp_group, j, place.slot).header;
-    if (header.epoch.load(std::memory_order_relaxed) != epoch) stale |= bit(j);
+    if (header.epoch.load(std::memory_order_relaxed) != epoch) continue;
+    const std::uint64_t sequence = header.sequence.load(std::memory_order_relaxed);
+    if (sequence > newest) fresh = 0;
+    if (sequence >= newest) fresh |= bit(j);
+    newest = std::max(newest, sequence);
   }
-  if (stale != 0) give_credit(view_, place.dp_group, place.slot, stale);
-  return bits & ~stale;
+  if (fresh != bits) give_credit(view_, place.dp_group, place.slot, bits & ~fresh);
+  return fresh;
 }
 
 std::optional<MoEComm::Place> MoEComm::find_complete(Pick pick) {
@@ -286,12 +305,12 @@ void MoEComm::write_results(const RankPart& part, const Rows& results, const Row
 }
 
 void MoEComm::async_combine_send(const Item& item, const Rows& results) {
-  const std::uint64_t epoch = epochs_[at(item.dp_group)].load(std::memory_order_relaxed);
-  if (item.epoch != epoch) return;
+  const std::shared_ptr<const Group> group = group_at(item.dp_group);
+  if (item.epoch != group->epoch) return;
   for (std::int64_t j = 0; j < layout_.tp; ++j) {
     const RankPart& part = item.ranks[at(j)];
     if (part.num_rows == 0) continue;  // it waits for no reply
-    const AttentionView& attention = attention_[at(item.dp_group * layout_.tp + j)];
+    const AttentionView& attention = group->ranks[at(j)];
     // Step 1 of async-combine-send (3.2.2).
     const Rows area{attention.results(item.slot), types_.travel, layout_.hidden};
     write_results(part, results, {area.row(part.reply_offset), area.type, area.hidden});

@@ -279,10 +279,17 @@ def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config:
     assert before == after
 
 
-def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: MakeConfig) -> None:
-    """SIGKILL of a MoE device: `watch` names it; what runs and what is sent afterwards fails instead of hanging."""
+def test_a_device_lost_for_good_is_named_and_nobody_waits_for_it(
+    run: Run, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL of a MoE device once too often: `watch` names it; what runs and what comes later fails, and soon."""
+    monkeypatch.setattr("asap_ray.actors.losses.MAX_RESTARTS", 0)
     config = make_config("lossy", 1, 1, 2)
     instance = PrefillInstance(config)
+
+    async def watch() -> None:
+        async for _ in instance.watch():
+            pass
 
     async def lose_one() -> str:
         await instance.start()
@@ -291,7 +298,7 @@ def test_a_lost_device_is_named_and_nobody_waits_for_it(run: Run, make_config: M
         os.kill(await device.__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL)
         try:
             with pytest.raises(DeviceLost, match=device_names(config)[1]):
-                await asyncio.wait_for(instance.watch(), 30)
+                await asyncio.wait_for(watch(), 30)
             for doomed in (running, first_tokens(instance, 0)):  # what ran, and what comes too late
                 with pytest.raises(DeviceLost):
                     await asyncio.wait_for(doomed, 30)

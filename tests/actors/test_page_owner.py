@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,24 @@ def test_nobody_waits_for_a_prompt_whose_frontend_is_gone() -> None:
         await case.begin("new", batch())
 
     asyncio.run(scenario())
+
+
+def test_a_frontend_that_begins_anew_waits_for_what_it_has_lost_sight_of() -> None:
+    """A batch of its last cache still writes; a prompt under way does not, and its next piece will not come."""
+
+    async def scenario() -> list[bool]:
+        case = Case()
+        await case.begin("old", Batch((LONG.chunk(0, 10),)), 0)
+        case.owner.passed(("long", 0), [])
+        await case.begin("old", batch(), 0)
+        waiting = asyncio.create_task(case.begin("old", replace(batch("b"), cache_life=1)))
+        await asyncio.sleep(0)
+        states = [waiting.done()]
+        case.owner.passed(("a", 0), [token()])
+        await waiting
+        return [*states, waiting.done()]
+
+    assert asyncio.run(scenario()) == [False, True]
 
 
 def test_a_batch_without_blocks_is_nobodys() -> None:

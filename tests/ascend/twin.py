@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import itertools
 import subprocess
 from collections.abc import Iterable
@@ -46,6 +47,40 @@ def build(kernels: Path = KERNELS, name: str = "kernels") -> Path:
     library = folder / f"{name}.so"
     subprocess.run(["g++", "-shared", *map(str, objects), "-o", str(library)], check=True)
     return library
+
+
+@functools.cache
+def fake_runtime() -> Path:
+    """A libascendcl whose devices are this host's memory and the twin."""
+    source = ROOT / "tests/ascend/fakecann/fake_acl.cpp"
+    return shared_library(ROOT / "build/ascend/toolkit/lib64/libascendcl.so", source)
+
+
+@functools.cache
+def kernels_folder() -> Path:
+    """What `make ascend` makes of the kernels, made for the twin."""
+    folder = ROOT / "build/ascend/made"
+    folder.mkdir(parents=True, exist_ok=True)
+    library = build()
+    for name in ("asap_kernels.o", "libasap_tiling.so"):
+        replace(folder / name, library.read_bytes())
+    return folder
+
+
+def shared_library(target: Path, source: Path) -> Path:
+    """Compiled when the source is newer."""
+    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["g++", *FLAGS, "-shared", str(source), "-o", str(target)], check=True)
+    return target
+
+
+def replace(target: Path, content: bytes) -> None:
+    """Write a file as a new one: whoever has the old one mapped keeps it."""
+    if target.exists() and target.read_bytes() == content:
+        return
+    target.unlink(missing_ok=True)
+    target.write_bytes(content)
 
 
 class _Launch(ctypes.Structure):

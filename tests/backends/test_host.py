@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,15 @@ import torch
 
 from asap_ray.backends.door import Door
 from asap_ray.backends.gloo import SoloCollective
-from asap_ray.backends.host import HostAttention, HostMoE, tensor_of
+from asap_ray.backends.host import HostAttention, HostMoE, HostMoEComm, tensor_of
+from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.models.model import load_model
 from asap_ray.spec import ExpertType, KVCacheSpec, ParallelSpec, PrefillSpec
+from asap_ray.telemetry.received import Received
+from tests.csrc.world import World
 
 
 def test_no_rows_are_a_tensor_that_kernels_take() -> None:
@@ -35,6 +39,29 @@ def test_sixteen_bit_rows_keep_their_values() -> None:
     rows_RH = torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16)
 
     assert tensor_of(rows_RH.view(torch.uint16).numpy(), torch.bfloat16).tolist() == [[1.5, -2.0]]
+
+
+def test_half_a_message_does_not_end_a_device(caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 1 of group 0 is stuck: at the deadline the device says so, and goes on to serve group 1."""
+    world = World(dp_groups=2, tp=2)
+    world.send(world.tokens(2), i=0, j=0)
+    received = Received(len(world.instance.experts_of(0)), num_layers=4)
+    comm = HostMoEComm(world.devices[0], received, torch.float32, deadline_s=0.05)
+    has_said = threading.Event()
+    caplog.handler.addFilter(lambda _: has_said.set() or True)
+
+    def send() -> None:
+        has_said.wait(20)
+        for j in (0, 1):
+            world.send(world.tokens(2), i=1, j=j)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    group = drive(comm.dispatch_recv()).dp_group
+    sender.join()
+
+    assert group == 1
+    assert "MoE device 0 waited 0.05 s for group 0 rank 1 slot 0" in caplog.messages[0]
 
 
 def config_of(model: Path, **changes: Any) -> ServeConfig:

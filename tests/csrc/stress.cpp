@@ -1,5 +1,6 @@
 // Whole instances as threads, for ThreadSanitizer and AddressSanitizer: random shapes and sizes
-// (zero and solo included), slow devices, leftovers of a dead epoch, aborts in the middle.
+// (zero and solo included), slow devices, leftovers of a dead epoch, aborts in the middle, a MoE
+// device that dies and comes back.
 // Usage: stress SECONDS SEED. Exits 1 at the first wrong sum.
 #include <chrono>
 #include <condition_variable>
@@ -136,9 +137,11 @@ void receive(MoEComm& comm, Stream& received, bool is_slow) {
   }
 }
 
-// Expert x multiplies by x + 1.
-void compute_and_send(MoEComm& comm, Stream& received, const Shape& shape, std::int64_t e) {
+// Expert x multiplies by x + 1. What a dead device has taken it answers no more.
+void compute_and_send(MoEComm& comm, Stream& received, const Shape& shape, std::int64_t e,
+                      const std::atomic<bool>& is_dead) {
   while (const auto item = received.get()) {
+    if (is_dead.load(std::memory_order_relaxed)) continue;
     Matrix results(shape.compute, item->num_rows, shape.layout.hidden);
     std::int64_t row = 0;
     for (std::size_t x = 0; x < item->num_rows_E.size(); ++x) {
@@ -235,12 +238,22 @@ struct World {
         ranks.push_back(rank(i, j, kEpoch));
       }
     }
-    const std::vector<std::uint64_t> epochs(static_cast<std::size_t>(l.dp_groups), kEpoch);
-    for (std::int64_t e = 0; e < l.moe_devices; ++e) {
-      devices.push_back(std::make_unique<MoEComm>(
-          l, moe_buffers[static_cast<std::size_t>(e)], attention_buffers, e, epochs,
-          RowTypes{shape.row_type, shape.compute}, shape.combine));
-    }
+    for (std::int64_t e = 0; e < l.moe_devices; ++e) devices.push_back(device(e));
+  }
+
+  std::unique_ptr<MoEComm> device(std::int64_t e) const {
+    const std::vector<std::uint64_t> epochs(static_cast<std::size_t>(shape.layout.dp_groups),
+                                            kEpoch);
+    return std::make_unique<MoEComm>(shape.layout, moe_buffers[static_cast<std::size_t>(e)],
+                                     attention_buffers, e, epochs,
+                                     RowTypes{shape.row_type, shape.compute}, shape.combine);
+  }
+
+  // Nobody uses device 0 any more.
+  void restart_device() {
+    moe_buffers[0] = SharedBuffer::create("stress-moe", shape.layout.moe_bytes);
+    devices[0] = device(0);
+    for (auto& rank : ranks) rank->replace_device(0, moe_buffers[0]);
   }
 
   std::unique_ptr<AttentionComm> rank(std::int64_t i, std::int64_t j, std::uint64_t epoch) const {
@@ -262,19 +275,38 @@ struct World {
   std::vector<std::unique_ptr<MoEComm>> devices;
 };
 
+// The streams of device e; their end is its death.
+class Running {
+ public:
+  Running(World& world, std::size_t e, bool is_slow)
+      : comm_(*world.devices[e]),
+        receiver_([this, is_slow] { receive(comm_, stream_, is_slow); }),
+        sender_([this, &world, e] {
+          compute_and_send(comm_, stream_, world.shape, static_cast<std::int64_t>(e), is_dead_);
+        }) {}
+  ~Running() {
+    is_dead_ = true;
+    comm_.abort();
+    receiver_.join();
+    sender_.join();
+  }
+
+ private:
+  MoEComm& comm_;
+  Stream stream_;
+  std::atomic<bool> is_dead_{false};
+  std::thread receiver_;
+  std::thread sender_;
+};
+
 void run_world(Random& random) {
   World world(random_shape(random));
   const Shape& shape = world.shape;
   if (pick_in(random, 0, 1) == 0) world.leave_stale_message(random);
 
-  std::vector<Stream> streams(world.devices.size());
-  std::vector<std::thread> device_threads;
+  std::vector<std::unique_ptr<Running>> running;
   for (std::size_t e = 0; e < world.devices.size(); ++e) {
-    MoEComm& comm = *world.devices[e];
-    const bool is_slow = pick_in(random, 0, 3) == 0;
-    device_threads.emplace_back([&, e, is_slow] { receive(comm, streams[e], is_slow); });
-    device_threads.emplace_back(
-        [&, e] { compute_and_send(comm, streams[e], shape, static_cast<std::int64_t>(e)); });
+    running.push_back(std::make_unique<Running>(world, e, pick_in(random, 0, 3) == 0));
   }
   std::vector<std::thread> rank_threads;
   const auto seed = random();
@@ -287,9 +319,14 @@ void run_world(Random& random) {
     std::this_thread::sleep_for(std::chrono::milliseconds(pick_in(random, 0, 5)));
     for (auto& rank : world.ranks) rank->abort();
   }
+  // Ranks here have no collectives, without which T > 1 cannot restart (docs/verify.md).
+  if (shape.layout.tp == 1 && pick_in(random, 0, 1) == 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(pick_in(random, 0, 3000)));
+    running[0].reset();
+    world.restart_device();
+    running[0] = std::make_unique<Running>(world, 0, false);
+  }
   for (auto& thread : rank_threads) thread.join();
-  for (auto& device : world.devices) device->abort();
-  for (auto& thread : device_threads) thread.join();
 }
 
 }  // namespace

@@ -11,7 +11,8 @@ import pytest
 
 from asap_ray import _native
 from asap_ray.errors import CorruptMessage, Overflow, PeerTimeout
-from tests.csrc.world import EPOCH, PATIENCE_S, SLOT_ROWS, Calling, World
+from tests.csrc.kinds import Kind
+from tests.csrc.world import PATIENCE_S, SLOT_ROWS, Calling, World
 
 
 def test_a_solo_batch_has_the_group_to_itself(world: World) -> None:
@@ -42,12 +43,12 @@ def test_too_many_rows_overflow(world: World, slot: int, num_tokens: int, room: 
 def test_a_bad_expert_id_is_refused_before_anything_is_written(world: World, ids: list[int], text: str) -> None:
     """The error names token and expert, and the devices see nothing."""
     tokens = dataclasses.replace(world.tokens(2), expert_ids_SK=np.int32([[0, 1, 2], ids]))
-    before = bytes(world.moe_buffers[0])
+    before = bytes(world.kind.bytes_of(world.moe_buffers[0]))
 
     with pytest.raises(ValueError, match=text):
         world.send(tokens)
 
-    assert bytes(world.moe_buffers[0]) == before
+    assert bytes(world.kind.bytes_of(world.moe_buffers[0])) == before
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_a_corrupt_header_is_refused(world: World, field: int, value: int, text:
     world.send(tokens)
     world.header(e=0)[field] = value
 
-    with pytest.raises(CorruptMessage, match=f"group 0 rank 0 slot 0: {text}"):
+    with pytest.raises(CorruptMessage, match=f"group 0 rank 0 slot 0: {world.kind.reason(text)}"):
         world.devices[0].async_dispatch_recv(PATIENCE_S)
 
     world.send(world.tokens(2), slot=1)
@@ -102,29 +103,30 @@ def test_a_row_index_outside_the_message_is_refused(world: World) -> None:
     """It would read another message's rows."""
     world.send(dataclasses.replace(world.tokens(4), expert_ids_SK=np.int32([[0, 1, 2]] * 4)))
     layout = world.layout
-    np.frombuffer(memoryview(world.moe_buffers[0]), np.int32, 1, layout.moe_regions + layout.region_row_idx)[0] = 4
+    np.frombuffer(world.kind.bytes_of(world.moe_buffers[0]), np.int32, 1, layout.moe_regions + layout.region_row_idx)[
+        0
+    ] = 4
 
-    with pytest.raises(CorruptMessage, match="group 0 rank 0 slot 0: row_idx=4, num_rows=4"):
+    with pytest.raises(CorruptMessage, match="group 0 rank 0 slot 0: " + world.kind.reason("row_idx=4, num_rows=4")):
         world.devices[0].async_dispatch_recv(PATIENCE_S)
 
 
-def test_ranks_that_disagree_on_the_layer_are_refused() -> None:
-    """Both names are in the text."""
-    world = World(tp=2)
+def test_ranks_that_disagree_on_the_layer_are_refused(backend: Kind) -> None:
+    """The one that differs is named."""
+    world = World(kind=backend, tp=2)
     world.send(world.tokens(1), j=0, layer=1)
     world.send(world.tokens(1), j=1, layer=2)
 
-    with pytest.raises(CorruptMessage, match="rank 1 slot 0: layer=2 sequence=1, but rank 0 sent layer=1"):
+    text = world.kind.reason("layer=2 sequence=1, but rank 0 sent layer=1")
+    with pytest.raises(CorruptMessage, match=f"rank 1 slot 0: {text}"):
         world.devices[0].async_dispatch_recv(PATIENCE_S)
 
 
-def test_messages_of_a_dead_epoch_are_dropped() -> None:
+def test_messages_of_a_dead_epoch_are_dropped(backend: Kind) -> None:
     """One rank of the old incarnation had sent; the new one's message is served, the old never."""
-    world = World(tp=2)
+    world = World(kind=backend, tp=2)
     world.send(world.tokens(3), j=0)
-    for device in world.devices:
-        device.set_epoch(0, EPOCH + 1)
-    world.ranks[0] = [world.open_rank(0, j, EPOCH + 1) for j in range(2)]
+    world.restart_group(0)
     sent = [world.tokens(5, seed=1), world.tokens(6, seed=2)]
 
     sending = [Calling(lambda j=j: world.send(sent[j], j=j, layer=2)) for j in range(2)]
@@ -137,15 +139,18 @@ def test_messages_of_a_dead_epoch_are_dropped() -> None:
 
 
 def test_results_for_a_dead_epoch_are_dropped(world: World) -> None:
-    """The group died while the device computed: its buffer stays as it was."""
+    """The group died while the device computed: its buffer and its successor's stay as they were."""
     world.send(world.tokens(4))
     item = world.devices[0].async_dispatch_recv(PATIENCE_S)
-    before = bytes(world.attention_buffers[0][0])
+    dead = world.attention_buffers[0][0]
+    before = bytes(world.kind.bytes_of(dead))
 
-    world.devices[0].set_epoch(0, EPOCH + 1)
+    world.restart_group(0)
     world.devices[0].async_combine_send(item, item.rows)
 
-    assert bytes(world.attention_buffers[0][0]) == before
+    assert bytes(world.kind.bytes_of(dead)) == before
+    heir = world.attention_buffers[0][0]
+    assert heir is dead or not any(bytes(world.kind.bytes_of(heir)))
 
 
 def test_a_reply_to_an_older_message_is_dropped(world: World) -> None:
@@ -156,7 +161,9 @@ def test_a_reply_to_an_older_message_is_dropped(world: World) -> None:
     world.receive(4)
     tokens = world.tokens(4, seed=2)
     world.send(tokens)
-    np.frombuffer(memoryview(world.attention_buffers[0][0]), np.uint64, 1, world.layout.attention_bitmaps)[0] = 0b11
+    np.frombuffer(world.kind.bytes_of(world.attention_buffers[0][0]), np.uint64, 1, world.layout.attention_bitmaps)[
+        0
+    ] = 0b11
 
     with pytest.raises(PeerTimeout, match=r"0, 1$"):
         world.ranks[0][0].async_combine_recv(0, np.empty_like(tokens.hidden_SH), timeout_s=0.02)
@@ -186,4 +193,4 @@ def test_a_layout_that_leaves_its_buffer_is_refused(world: World) -> None:
     world.native_layout = _native.Layout(**fields)
 
     with pytest.raises(ValueError, match=r"moe_regions at .* bytes end behind"):
-        world.open_rank(0, 0, EPOCH)
+        world.open_rank(0, 0)

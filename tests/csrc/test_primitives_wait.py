@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asap_ray.errors import Closed, PeerTimeout
+from tests.csrc.kinds import Kind
 from tests.csrc.world import SLOT_ROWS, Calling, World
 
 SHORT_S = 0.02
@@ -79,9 +80,9 @@ def test_a_wait_for_two_devices_is_divided(world: World) -> None:
     assert (first_s == second_s, first_s + second_s >= SHORT_S) == (True, True)
 
 
-def test_receive_timeout_names_the_silent_devices() -> None:
+def test_receive_timeout_names_the_silent_devices(backend: Kind) -> None:
     """combine_recv may be called again after it gave up."""
-    world = World(moe_devices=3)
+    world = World(kind=backend, moe_devices=3)
     tokens = world.tokens(SLOT_ROWS)
     world.send(tokens, layer=2)
     world.serve(1)
@@ -95,9 +96,9 @@ def test_receive_timeout_names_the_silent_devices() -> None:
     np.testing.assert_array_equal(world.receive(SLOT_ROWS), tokens.expected)
 
 
-def test_dispatch_recv_times_out_on_half_a_message() -> None:
+def test_dispatch_recv_times_out_on_half_a_message(backend: Kind) -> None:
     """Rank 1 never sends its part."""
-    world = World(tp=2)
+    world = World(kind=backend, tp=2)
     world.send(world.tokens(1), j=0)
 
     with pytest.raises(PeerTimeout, match=r"MoE device 0 waited 0.02 s for group 0 rank 1 slot 0$"):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from asap_ray import _native
 from asap_ray.layout import Layout, layout_of
 from asap_ray.spec import NUM_SLOTS, Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
+from tests.csrc.kinds import HostKind, Kind
 
 EPOCH = 7
 PATIENCE_S = 20.0
@@ -64,7 +66,9 @@ class World:
         row_type: RowType = RowType.FLOAT32,
         compute_type: RowType = RowType.FLOAT32,
         combine: Combine = Combine.REDUCED,
+        kind: Kind | None = None,
     ) -> None:
+        self.kind: Kind = kind or HostKind()
         self.instance = Instance(
             model=ModelSpec(num_layers=4, hidden=20, num_experts=num_experts, top_k=3),
             parallel=ParallelSpec(dp_groups=dp_groups, tp=tp, moe_devices=moe_devices),
@@ -79,39 +83,50 @@ class World:
         self.compute_type = compute_type
         self.layout: Layout = layout_of(self.instance)
         self.native_layout = _native.Layout(**dataclasses.asdict(self.layout))
-        self.moe_buffers = [_native.SharedBuffer.create(f"moe-{e}", self.layout.moe_bytes) for e in range(moe_devices)]
+        create = self.kind.create
+        self.moe_buffers = [create(f"moe-{e}", self.layout.moe_bytes) for e in range(moe_devices)]
         self.attention_buffers = [
-            [_native.SharedBuffer.create(f"attention-{i}-{j}", self.layout.attention_bytes) for j in range(tp)]
-            for i in range(dp_groups)
+            [create(f"attention-{i}-{j}", self.layout.attention_bytes) for j in range(tp)] for i in range(dp_groups)
         ]
-        self.ranks = [[self.open_rank(i, j, EPOCH) for j in range(tp)] for i in range(dp_groups)]
+        self.epochs = [EPOCH] * dp_groups
+        self.ranks = [[self.open_rank(i, j) for j in range(tp)] for i in range(dp_groups)]
         self.devices = [self.open_device(e) for e in range(moe_devices)]
 
-    def open_rank(self, i: int, j: int, epoch: int) -> _native.AttentionComm:
-        prefill = self.instance.prefill
-        return _native.AttentionComm(
+    def open_rank(self, i: int, j: int) -> Any:
+        return self.kind.rank(
+            self.instance,
+            self.compute_type,
             layout=self.native_layout,
             buffer=self.attention_buffers[i][j],
             moe_buffers=self.moe_buffers,
             dp_group=i,
             tp_rank=j,
-            epoch=epoch,
-            row_type=prefill.row_type,
-            combine=prefill.combine,
+            epoch=self.epochs[i],
         )
 
-    def open_device(self, e: int) -> _native.MoEComm:
-        prefill = self.instance.prefill
-        return _native.MoEComm(
+    def open_device(self, e: int) -> Any:
+        return self.kind.device(
+            self.instance,
+            self.compute_type,
             layout=self.native_layout,
             buffer=self.moe_buffers[e],
             attention_buffers=self.attention_buffers,
             moe_device=e,
-            epochs=[EPOCH] * self.layout.dp_groups,
-            row_type=prefill.row_type,
-            compute_type=self.compute_type,
-            combine=prefill.combine,
+            epochs=self.epochs,
         )
+
+    def restart_device(self, e: int) -> None:
+        """Device e is dead: another with a buffer of its own, and every rank hears of it."""
+        self.moe_buffers[e] = self.kind.create(f"moe-{e}", self.layout.moe_bytes)
+        self.devices[e] = self.open_device(e)
+        for rank in itertools.chain.from_iterable(self.ranks):
+            rank.replace_device(e, self.moe_buffers[e])
+
+    def restart_group(self, i: int) -> None:
+        """Group i is dead: another with an epoch of its own, of which every device hears first."""
+        self.epochs[i] += 1
+        self.attention_buffers[i] = self.kind.replace_group(self.devices, i, self.epochs[i], self.attention_buffers[i])
+        self.ranks[i] = [self.open_rank(i, j) for j in range(self.layout.tp)]
 
     def tokens(self, num_tokens: int, seed: int = 0) -> Tokens:
         rng = np.random.default_rng(seed)
@@ -129,7 +144,7 @@ class World:
             slot, layer, hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, PATIENCE_S
         )
 
-    def serve(self, e: int) -> _native.Item:
+    def serve(self, e: int) -> Any:
         """Take one item, let the experts of device e work on it, send the results."""
         item = self.devices[e].async_dispatch_recv(PATIENCE_S)
         factors_R = np.repeat([x + 1 for x in self.instance.experts_of(e)], item.num_rows_E)
@@ -138,9 +153,11 @@ class World:
         self.devices[e].async_combine_send(item, bits_of(results_RH, self.compute_type))
         return item
 
-    def receive(self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[np.float32]:
+    def receive(
+        self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0, timeout_s: float = PATIENCE_S
+    ) -> NDArray[np.float32]:
         out_SH = bits_of(np.full((num_tokens, self.layout.hidden), 9, dtype=np.float32), self.compute_type)
-        self.ranks[i][j].async_combine_recv(slot, out_SH, PATIENCE_S)
+        self.ranks[i][j].async_combine_recv(slot, out_SH, timeout_s)
         return floats_of(out_SH, self.compute_type)
 
     def header(self, e: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[np.int32]:
@@ -148,9 +165,8 @@ class World:
         layout = self.layout
         start = layout.moe_regions + (i * layout.tp + j) * layout.region_bytes
         start += layout.region_headers + slot * layout.header_bytes
-        return np.frombuffer(
-            memoryview(self.moe_buffers[e]), dtype=np.int32, count=layout.header_bytes // 4, offset=start
-        )
+        memory = self.kind.bytes_of(self.moe_buffers[e])
+        return np.frombuffer(memory, dtype=np.int32, count=layout.header_bytes // 4, offset=start)
 
 
 class Calling:
@@ -167,6 +183,10 @@ class Calling:
             self._outcome.append(call())
         except BaseException as failure:
             self._failure.append(failure)
+
+    def is_over(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def result(self) -> Any:
         self._thread.join(PATIENCE_S)

@@ -173,8 +173,8 @@ def test_a_request_that_waits_for_blocks_keeps_its_lease(tiny_model: Path, decod
     """By heartbeats, until there is room; who came first gets it first."""
 
     async def wait() -> tuple[list[str], list[int], list[int]]:
-        async with Prefilled(tiny_model, lease_s=0.3) as prefill, decoding(5) as decode:
-            blocker = decode.generate([prompt([1], max_tokens=80, name="blocker")])
+        async with Prefilled(tiny_model, lease_s=0.3) as prefill, decoding(20) as decode:
+            blocker = decode.generate([prompt([1], max_tokens=320, name="blocker")])
             await anext(blocker)
             request = prompt([7, 8, 9] * 9, max_tokens=8)
             waiting = asyncio.create_task(answer(decode, request, prefill.handed_off(request)))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from asap_ray.actors.app import build_app
+from asap_ray.actors.decode_app import build_decode_app
 from asap_ray.cli.serve import read_config
 from asap_ray.errors import ConfigError
 from asap_ray.spec import paper
@@ -29,9 +30,8 @@ def test_a_serve_file_is_taken(file: Path) -> None:
     configs = serve_configs(parsed(file))
 
     assert [config.name for config in configs.values()] == list(configs)
-    assert {each["import_path"] for each in parsed(file)["applications"]} == {
-        f"{build_app.__module__}:{build_app.__name__}"
-    }
+    builders = {f"{build.__module__}:{build.__name__}" for build in (build_app, build_decode_app)}
+    assert {each["import_path"] for each in parsed(file)["applications"]} - builders == set()
 
 
 @every_file

@@ -30,10 +30,11 @@ from asap_ray.errors import Closed
 from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.protocol import Collective, Finished, Routed
-from asap_ray.spec import Instance
+from asap_ray.spec import Instance, RowType
 from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recordings
 from asap_ray.tracks import Role, Source
+from tests.csrc.kinds import HostKind, Kind
 
 HIDDEN = 16
 
@@ -107,6 +108,7 @@ class ToyAttention:
         time.sleep(self._delay_s())
         if expert_out is not None:
             state.x_SH = state.x_SH + expert_out
+        self._collective.all_gather(torch.zeros(1))  # like attention's, it needs all ranks' results of the layer before
         return Routed(state.x_SH.contiguous(), *self._toy.route(layer, state.tokens_S))
 
     async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
@@ -132,6 +134,7 @@ class ToyExperts:
 
     def __init__(self, toy: Toy, moe_device: int, delay_s: Callable[[], float]) -> None:
         mine = toy.whole.experts_of(moe_device)
+        self.moe_device = moe_device
         self._scales = toy.scales[:, mine.start : mine.stop]
         self._delay_s = delay_s
 
@@ -149,7 +152,9 @@ class ToyInstance:
         delay_s: Callable[[], float] = no_delay,
         loops: Loops = DEFAULT_LOOPS,
         passes: Passes = NO_PASSES,
+        kind: Kind | None = None,
     ) -> None:
+        self._kind: Kind = kind or HostKind()
         self.answers: dict[str, float] = {}
         self.finished: list[str] = []
         self.failure: BaseException | None = None
@@ -157,6 +162,7 @@ class ToyInstance:
         self._runtime = ThreadRuntime()
         self._loops = loops
         self.doors: list[Door] = []
+        self._ports: list[_native.AttentionComm] = []
         self.received: list[Received] = []
         self.recordings = Recordings()
         ranks, devices = self._build(toy, delay_s, passes)
@@ -195,19 +201,27 @@ class ToyInstance:
         whole, layout = toy.whole, layout_of(toy.whole)
         degrees, limits = whole.parallel, whole.prefill
         native_layout = _native.Layout(**dataclasses.asdict(layout))
-        create = _native.SharedBuffer.create
-        moe_buffers = [create(f"moe-{e}", layout.moe_bytes) for e in range(degrees.moe_devices)]
-        rank_buffers = [
+        create = self._kind.create
+        self._moe_buffers = [create(f"moe-{e}", layout.moe_bytes) for e in range(degrees.moe_devices)]
+        self._rank_buffers = [
             [create(f"attention-{i}-{j}", layout.attention_bytes) for j in range(degrees.tp)]
             for i in range(degrees.dp_groups)
         ]
-        ranks, devices = [], []
+        ranks = []
         for i in range(degrees.dp_groups):
             self.doors.append(Door(self._runtime, limits, self._deliver))
             for j, collective in enumerate(collectives(degrees.tp)):
-                port = _native.AttentionComm(
-                    native_layout, rank_buffers[i][j], moe_buffers, i, j, 1, limits.row_type, limits.combine
+                port = self._kind.rank(
+                    whole,
+                    RowType.FLOAT32,
+                    layout=native_layout,
+                    buffer=self._rank_buffers[i][j],
+                    moe_buffers=self._moe_buffers,
+                    dp_group=i,
+                    tp_rank=j,
+                    epoch=1,
                 )
+                self._ports.append(port)
                 self._runtime.on_close(port.abort)
                 comm = HostAttentionComm(port, layout, torch.float32, limits.deadline_s)
                 door: Any = self.doors[i]
@@ -217,25 +231,36 @@ class ToyInstance:
                 recorder = self.recordings.device(Source(role=Role.ATTENTION, index=i, tp_rank=j))
                 laps = Laps[attention.Flight](self._runtime.now, State.IDLE, recorder("attention"))
                 ranks.append(attention.Rank(self._runtime, comm, stage, door, laps))
-        for e in range(degrees.moe_devices):
-            moe_port = _native.MoEComm(
-                layout=native_layout,
-                buffer=moe_buffers[e],
-                attention_buffers=rank_buffers,
-                moe_device=e,
-                epochs=[1] * degrees.dp_groups,
-                row_type=limits.row_type,
-                compute_type="float32",
-                combine=limits.combine,
-            )
-            self._runtime.on_close(moe_port.abort)
-            received = Received(len(whole.experts_of(e)), whole.model.num_layers)
-            self.received.append(received)
-            moe_comm = HostMoEComm(moe_port, received, torch.float32, limits.deadline_s)
-            stage = ToyExperts(toy, e, delay_s)
-            streams = experts.Streams.of(self._runtime, self.recordings.device(Source(role=Role.MOE, index=e)))
-            devices.append(experts.Device(self._runtime, moe_comm, stage, streams))
+        devices = [self._device(toy, e, delay_s) for e in range(degrees.moe_devices)]
         return ranks, devices
+
+    def _device(self, toy: Toy, e: int, delay_s: Callable[[], float]) -> experts.Device:
+        """With a runtime of its own, as a process has."""
+        runtime = ThreadRuntime()
+        self._runtime.on_close(runtime.close)
+        port = self._kind.device(
+            toy.whole,
+            RowType.FLOAT32,
+            layout=_native.Layout(**dataclasses.asdict(layout_of(toy.whole))),
+            buffer=self._moe_buffers[e],
+            attention_buffers=self._rank_buffers,
+            moe_device=e,
+            epochs=[1] * len(self._rank_buffers),
+        )
+        runtime.on_close(port.abort)
+        received = Received(len(toy.whole.experts_of(e)), toy.whole.model.num_layers)
+        self.received.append(received)
+        comm = HostMoEComm(port, received, torch.float32, toy.whole.prefill.deadline_s)
+        streams = experts.Streams.of(runtime, self.recordings.device(Source(role=Role.MOE, index=e)))
+        return experts.Device(runtime, comm, ToyExperts(toy, e, delay_s), streams)
+
+    def replace_device(self, toy: Toy, e: int) -> experts.Device:
+        """Device e is dead: its successor, with a buffer of its own, of which every rank has heard."""
+        self._moe_buffers[e] = self._kind.create(f"moe-{e}", layout_of(toy.whole).moe_bytes)
+        device = self._device(toy, e, no_delay)
+        for port in self._ports:
+            port.replace_device(e, self._moe_buffers[e])
+        return device
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:
         try:

@@ -40,6 +40,10 @@ class EchoGroups:
     lost_group: int | None = None
     max_passes: int | None = None  # then the stream ends, finished or not
     absent: tuple[str, ...] = ()
+    is_recovering: bool = False
+    serves_on: bool = False  # after it failed a batch
+    asked: list[int] = field(default_factory=list)  # whether they serve on
+    reports: list[tuple[int, str]] = field(default_factory=list)
     gate: asyncio.Event | None = None
     batches: list[Batch] = field(default_factory=list)
     started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
@@ -50,6 +54,15 @@ class EchoGroups:
     def missing(self) -> tuple[str, ...]:
         """See `Groups`."""
         return self.absent
+
+    async def serves(self, group: int) -> bool:
+        """See `Groups`."""
+        self.asked.append(group)
+        return self.serves_on
+
+    def report(self, group: int, reason: str) -> None:
+        """See `Groups`."""
+        self.reports.append((group, reason))
 
     def shared_pages(self, group: int) -> tuple[Pages, ...]:  # noqa: ARG002
         """See `Groups`; nobody pulls them."""

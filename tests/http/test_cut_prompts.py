@@ -58,24 +58,30 @@ async def answered(client: asyncio.Task[object]) -> object:
         return await client
 
 
-def test_a_group_lost_between_pieces_fails_the_prompt_at_once(config: ServeConfig, model: ServedModel) -> None:
-    """Its second piece still runs, and nobody will run the third."""
+def test_a_group_lost_between_pieces_starts_the_prompt_over(config: ServeConfig, model: ServedModel) -> None:
+    """Its keys and values are gone with the group: all three pieces run on the other one, and the answer is whole."""
 
-    async def scenario() -> None:
+    async def scenario() -> tuple[list[list[int]], object]:
         groups = SteppedGroups(num_groups=2)
         service = PrefillService(config, model, groups)
         long = await queue(service, "long", 96)
         for name in ("other", "another"):  # both slots of group 1
             await queue(service, name, 32)
-        await queue(service, "short")
         assert [await groups.next() for _ in range(4)] == [[32], [64], [32], [32]]
         groups.end(0)
-        assert await groups.next() == [20]  # beside the second piece
+        assert await groups.next() == [96]
         groups.ends[4].set_exception(DeviceLost("gone"))
-        with pytest.raises(Unavailable, match="group 0 failed: gone"):
-            await answered(long)
+        groups.end(2)
+        groups.end(3)
+        again = [await groups.next() for _ in range(2)]
+        groups.end(5)
+        again.append(await groups.next())
+        groups.end(6)
+        groups.end(7)
+        return again, await answered(long)
 
-    asyncio.run(scenario())
+    pieces, tokens = asyncio.run(scenario())
+    assert (pieces, [event.token.token_id for event in tokens]) == ([[32], [64], [96]], [7])
 
 
 def test_stopping_finishes_a_prompt_whose_pieces_are_under_way(config: ServeConfig, model: ServedModel) -> None:

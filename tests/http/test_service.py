@@ -147,51 +147,154 @@ def test_a_client_that_leaves_a_running_batch_lets_it_finish(
     assert asyncio.run(scenario()) == 5
 
 
-def test_a_lost_device_fails_its_requests_and_readiness(
-    config: ServeConfig, model: ServedModel, groups: EchoGroups
-) -> None:
-    """The reason reaches the client and /ready; a new prompt is refused at once."""
-    groups.failure = DeviceLost("moe 1 is gone")
+def test_a_lost_group_fails_readiness(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
+    """The reason reaches /ready, until its owner has brought it back."""
 
     async def scenario() -> tuple[str, ...]:
-        service = PrefillService(config, model, groups)
-        with pytest.raises(Unavailable, match="group 0 failed: moe 1 is gone"):
-            await tokens_of(service, [request("first")])
-        with pytest.raises(Unavailable, match=r"not ready: group 0 \(moe 1 is gone\)"):
-            await tokens_of(service, [request("second")])
+        service = PrefillService(config, model, gated)
+        await fill(service, gated)
+        gated.lost_group = 1
+        open_gate(gated)
+        while not gated.asked:
+            await asyncio.sleep(0)
         return service.missing()
 
-    assert asyncio.run(scenario()) == ("group 0 (moe 1 is gone)",)
+    assert asyncio.run(scenario()) == ("group 1 (group 1 is gone)",)
 
 
-def test_what_is_queued_runs_on_the_other_group(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
-    """Only the batches of the lost group fail."""
+def test_a_group_that_failed_a_batch_but_serves_takes_others(
+    config: ServeConfig, model: ServedModel, groups: EchoGroups
+) -> None:
+    """As when another frontend has taken its blocks over: nobody kills it."""
+    groups.failure, groups.serves_on = DeviceLost("another frontend has taken over"), True
 
-    async def scenario() -> list[object]:
+    async def scenario() -> list[TokenEvent]:
+        service = PrefillService(config, model, groups)
+        with pytest.raises(Unavailable):
+            await tokens_of(service, [request("refused")])
+        groups.failure = None
+        while service.missing():
+            await asyncio.sleep(0)
+        return await tokens_of(service, [request("served")])
+
+    assert len(asyncio.run(scenario())) == 1
+    assert groups.reports == []
+
+
+def test_a_group_that_does_not_get_on_is_reported(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its control calls may answer for ever while its loop stands still."""
+    monkeypatch.setattr("asap_ray.actors.service.DEADLINES", 0.002)
+
+    async def scenario() -> None:
+        service = PrefillService(config, model, gated)
+        with pytest.raises(Unavailable):
+            await tokens_of(service, [request("first")])
+        while not gated.reports:
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+    assert gated.reports == [(0, "group 0 produced nothing within 0.02 s")]
+
+
+def test_what_a_lost_group_ran_runs_on_the_other_one(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """Both of its batches; every client has its answer once."""
+
+    async def scenario() -> list[int]:
         service = PrefillService(config, model, gated)
         tasks = await fill(service, gated) + [await queue(service, "queued")]
         gated.lost_group = 1
         open_gate(gated)
-        return await asyncio.gather(*tasks, return_exceptions=True)
+        return [len(events) for events in await asyncio.gather(*tasks)]
 
-    outcomes = asyncio.run(scenario())
-    assert [type(outcome) for outcome in outcomes].count(Unavailable) == 2
-    assert isinstance(outcomes[-1], list)
+    assert asyncio.run(scenario()) == [1] * 5
+    assert sorted(batch.requests[0].request_id for batch in gated.batches[4:]) == ["queued", "running-1", "running-3"]
 
 
-def test_without_any_group_nobody_stays_in_the_queue(
+def test_with_one_group_its_requests_wait_until_it_is_back(
     config: ServeConfig, model: ServedModel, gated: EchoGroups
 ) -> None:
-    """The last group's loss fails the queue too, long before the deadline."""
+    """D = 1: what ran and what comes meanwhile is answered after `restore`."""
+    gated.num_groups = 1
+
+    async def scenario() -> list[int]:
+        service = PrefillService(config, model, gated)
+        running = await queue(service, "running")
+        await gated.started.get()
+        gated.is_recovering, gated.absent = True, ("asap:attention:0 (process 7 ended)",)
+        service.lose(0, "process 7 ended")
+        waiting = await queue(service, "waiting")
+        assert not running.done()
+        gated.is_recovering, gated.absent = False, ()
+        open_gate(gated)
+        service.restore(0)
+        return [len(events) for events in await asyncio.gather(running, waiting)]
+
+    assert asyncio.run(scenario()) == [1, 1]
+
+
+def test_a_request_is_run_again_once(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
+    """A prompt that two groups failed on is refused with the reason; perhaps it is what kills them."""
+    groups.failure = DeviceLost("moe 1 is gone")
+
+    async def scenario() -> None:
+        service = PrefillService(config, model, groups)
+        with pytest.raises(Unavailable, match="group 1 failed: moe 1 is gone"):
+            await tokens_of(service, [request("first")])
+
+    asyncio.run(scenario())
+    assert groups.asked == [0, 1]
+
+
+def test_an_answer_that_has_begun_is_not_run_again(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
+    """Its client has tokens that another run need not repeat."""
+    groups.failure, groups.fail_after = DeviceLost("moe 1 is gone"), 1
+
+    async def scenario() -> None:
+        await tokens_of(PrefillService(config, model, groups), [request("first", max_tokens=3)])
+
+    with pytest.raises(Unavailable, match="group 0 failed: moe 1 is gone"):
+        asyncio.run(scenario())
+    assert len(groups.batches) == 1
+
+
+def test_a_client_that_left_is_not_run_again(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
+    """Nobody waits for what the lost group ran."""
+    gated.num_groups = 1
+
+    async def scenario() -> list[str]:
+        service = PrefillService(config, model, gated)
+        leaving, staying = await queue(service, "leaving"), await queue(service, "staying")
+        for _ in range(2):
+            await gated.started.get()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        service.lose(0, "gone")
+        open_gate(gated)
+        service.restore(0)
+        await staying
+        return [batch.requests[0].request_id for batch in gated.batches[2:]]
+
+    assert asyncio.run(scenario()) == ["staying"]
+
+
+def test_nobody_waits_for_what_is_lost_for_good(config: ServeConfig, model: ServedModel, gated: EchoGroups) -> None:
+    """What runs and what is queued is told why, long before the deadline; and so is who comes next."""
 
     async def scenario() -> list[object]:
         service = PrefillService(config, model, gated)
         tasks = await fill(service, gated) + [await queue(service, "queued")]
-        gated.failure = DeviceLost("moe 1 is gone")
-        open_gate(gated)
+        gated.absent = ("asap:moe:1 (process 7 ended)",)
+        service.give_up("DeviceLost: asap:moe:1")
+        tasks.append(await queue(service, "late"))
         return await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert [type(outcome) for outcome in asyncio.run(scenario())] == [Unavailable] * 5
+    outcomes = asyncio.run(scenario())
+    assert [type(outcome) for outcome in outcomes] == [Unavailable] * 6
+    assert {str(outcome) for outcome in outcomes[:5]} == {"not ready: DeviceLost: asap:moe:1"}
 
 
 def test_an_unexpected_error_tells_its_kind_only(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> None:
@@ -200,7 +303,7 @@ def test_an_unexpected_error_tells_its_kind_only(config: ServeConfig, model: Ser
     with pytest.raises(Unavailable) as failed:
         asyncio.run(tokens_of(PrefillService(config, model, groups), [request("first")]))
 
-    assert str(failed.value) == "group 0 failed: RuntimeError"
+    assert str(failed.value) == "group 1 failed: RuntimeError"
 
 
 def test_a_batch_that_ends_early_leaves_nobody_waiting(

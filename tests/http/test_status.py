@@ -52,12 +52,12 @@ def test_a_missing_device_is_503_on_ready_and_on_prompts(post: Post, get: Get, g
 
 
 def test_a_loss_before_the_first_token_is_503_in_a_stream_too(post: Post, groups: EchoGroups) -> None:
-    """Headers wait for the first token, so a router can still go elsewhere."""
+    """Both groups fail it. Headers wait for the first token, so a router can still go elsewhere."""
     groups.failure = DeviceLost("moe 1 is gone")
     response = post("/v1/completions", OK | {"stream": True})
 
     assert response.status_code == 503
-    assert response.json()["error"]["message"] == "group 0 failed: moe 1 is gone"
+    assert response.json()["error"]["message"] == "group 1 failed: moe 1 is gone"
 
 
 def test_a_loss_after_the_first_token_is_an_event(post: Post, groups: EchoGroups) -> None:

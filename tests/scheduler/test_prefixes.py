@@ -29,7 +29,8 @@ class Case:
     """A scheduler with caches, and the prompts it was given."""
 
     def __init__(self, num_groups: int = 1, num_blocks: int = 32, policy: Policy | None = None) -> None:
-        self.prefixes = Prefixes(lambda: PrefixCache(BlockPool(num_blocks, BLOCK)), num_groups)
+        self.num_blocks = num_blocks
+        self.prefixes = Prefixes(lambda: PrefixCache(BlockPool(self.num_blocks, BLOCK)), num_groups)
         self.policy = DualBatchScheduler(PREFILL, num_groups, 100, 1000, policy or Paper(PREFILL))
         self.policy.open_caches(self.prefixes)
 
@@ -270,7 +271,19 @@ def test_a_lost_group_loses_what_it_had() -> None:
     case.policy.requeue(started.batch)
     case.policy.mark_up(0)
 
-    assert placed(case.policy.assign(3.0)) == [(0, "b:0-20")]
+    (again,) = case.policy.assign(3.0)
+    assert placed([again]) == [(0, "b:0-20")]
+    assert (started.batch.cache_life, again.batch.cache_life > 0) == (0, True)
+
+
+def test_a_group_comes_back_with_the_room_it_has_now() -> None:
+    """Its successor's process found less memory: no block is handed out that it does not have."""
+    case = Case(num_blocks=32)
+    case.policy.mark_down(0)
+    case.num_blocks = 30
+    case.policy.mark_up(0)
+
+    assert case.prefixes.room == 30 * BLOCK
 
 
 def test_a_cancelled_prompt_lets_go_when_none_of_it_runs() -> None:

@@ -115,6 +115,12 @@ inline combine_recv() {
        e = 0
      }
   od;
+#if MOE_CRASH
+  if /* the control thread may take the lock here too */
+  :: LOST -> reattach()
+  :: true
+  fi;
+#endif
   read_results(); /* 3 begins */
   read_results(); /* 3 ends */
   d_step {
@@ -148,6 +154,8 @@ inline collective() {
 }
 
 /*
+ * AttentionComm::replace_device. In the code the control thread does this under the lock that every
+ * step of a primitive holds and no wait does; here the rank does it wherever that lock is free.
  * Device 0 is dead, its successor has registered a new buffer. What the dead one had answered
  * counts; of a message it had been sent, what is still owed is sent again, and if nothing is,
  * an empty message in its place, for the device computes what all T ranks have sent.

@@ -12,6 +12,19 @@ constexpr int kHugePagesFirst = 0;
 constexpr std::size_t kKeyBytes = 65;
 constexpr std::uint64_t kAnyProcess = 1;  // no list of process ids for the key
 constexpr std::uint64_t kEnablePeerAccess = 1;
+constexpr int kCubeCores = 102, kVectorCores = 201;  // attributes of a device
+constexpr int kFabric = 2;                           // a handle that other servers may open
+constexpr std::size_t kHandleBytes = 128;
+
+// aclrtPhysicalMemProp: huge pages of the device's own memory, pinned, shared by handle alone.
+struct PhysicalProperties {
+  int handle_type = 0;
+  int allocation_type = 0;
+  int attribute = 4;  // ACL_HBM_MEM_HUGE
+  std::uint32_t device;
+  int location_type = 1;  // a device
+  std::uint64_t reserved = 0;
+};
 
 template <class Pointer>
 void find(void* library, const char* name, Pointer& pointer) {
@@ -30,7 +43,9 @@ Acl::Acl(const char* path) : library_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
   }
 #define ASAP_FIND(name) find(library_, #name, functions_.name)
   ASAP_FIND(aclInit);
+  ASAP_FIND(aclrtGetDeviceCount);
   ASAP_FIND(aclrtSetDevice);
+  ASAP_FIND(aclrtGetDeviceInfo);
   ASAP_FIND(aclrtMalloc);
   ASAP_FIND(aclrtFree);
   ASAP_FIND(aclrtMemcpy);
@@ -68,6 +83,22 @@ void Acl::set_device(int device) const {
   check(functions_.aclrtSetDevice(device), "aclrtSetDevice");
 }
 
+int Acl::num_devices() const {
+  std::uint32_t count = 0;
+  check(functions_.aclrtGetDeviceCount(&count), "aclrtGetDeviceCount");
+  return static_cast<int>(count);
+}
+
+Cores Acl::cores(int device) const {
+  const auto attribute = [&](int which) {
+    std::int64_t value = 0;
+    check(functions_.aclrtGetDeviceInfo(static_cast<std::uint32_t>(device), which, &value),
+          "aclrtGetDeviceInfo");
+    return static_cast<int>(value);
+  };
+  return {attribute(kVectorCores), attribute(kCubeCores)};
+}
+
 void* Acl::allocate(std::size_t num_bytes) const {
   void* memory = nullptr;
   check(functions_.aclrtMalloc(&memory, num_bytes, kHugePagesFirst), "aclrtMalloc");
@@ -101,6 +132,59 @@ void* Acl::open_key(const std::string& key) const {
 
 void Acl::close_key(const std::string& key) const noexcept {
   functions_.aclrtIpcMemClose(key.c_str());
+}
+
+const Acl::MappedMemory& Acl::mapped_memory() const {
+  if (mapped_memory_.aclrtUnmapMem != nullptr) return mapped_memory_;
+#define ASAP_FIND(name) find(library_, #name, mapped_memory_.name)
+  ASAP_FIND(aclrtMallocPhysical);
+  ASAP_FIND(aclrtFreePhysical);
+  ASAP_FIND(aclrtMemExportToShareableHandleV2);
+  ASAP_FIND(aclrtMemImportFromShareableHandleV2);
+  ASAP_FIND(aclrtReserveMemAddress);
+  ASAP_FIND(aclrtReleaseMemAddress);
+  ASAP_FIND(aclrtMapMem);
+  ASAP_FIND(aclrtUnmapMem);
+#undef ASAP_FIND
+  return mapped_memory_;
+}
+
+Physical Acl::allocate_physical(int device, std::size_t num_bytes) const {
+  const PhysicalProperties properties{.device = static_cast<std::uint32_t>(device)};
+  Physical physical = nullptr;
+  check(mapped_memory().aclrtMallocPhysical(&physical, num_bytes, &properties, 0),
+        "aclrtMallocPhysical");
+  return physical;
+}
+
+std::string Acl::export_handle(Physical physical) const {
+  std::string handle(kHandleBytes, '\0');
+  check(mapped_memory().aclrtMemExportToShareableHandleV2(physical, kAnyProcess, kFabric,
+                                                          handle.data()),
+        "aclrtMemExportToShareableHandleV2");
+  return handle;
+}
+
+Physical Acl::open_handle(const std::string& handle) const {
+  std::string own = handle;  // the call takes it as writable
+  Physical physical = nullptr;
+  check(mapped_memory().aclrtMemImportFromShareableHandleV2(own.data(), kFabric, 0, &physical),
+        "aclrtMemImportFromShareableHandleV2");
+  return physical;
+}
+
+void* Acl::map(Physical physical, std::size_t num_bytes) const {
+  void* memory = nullptr;
+  check(mapped_memory().aclrtReserveMemAddress(&memory, num_bytes, 0, nullptr, 0),
+        "aclrtReserveMemAddress");
+  check(mapped_memory().aclrtMapMem(memory, num_bytes, 0, physical, 0), "aclrtMapMem");
+  return memory;
+}
+
+void Acl::unmap(void* memory, Physical physical) const noexcept {
+  mapped_memory_.aclrtUnmapMem(memory);
+  mapped_memory_.aclrtReleaseMemAddress(memory);
+  mapped_memory_.aclrtFreePhysical(physical);
 }
 
 Stream Acl::create_stream() const {

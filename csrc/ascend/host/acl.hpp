@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "partition.hpp"
+
 namespace asap::ascend {
 
 // CANN is missing, too old, or refused a call.
@@ -16,9 +18,10 @@ struct AclError : std::runtime_error {
 using Stream = void*;
 using Binary = void*;
 using Function = void*;
+using Physical = void*;  // memory without an address
 
-// 1 and 2 of the runtime's copy kinds.
-enum class Copy : int { host_to_device = 1, device_to_host = 2 };
+// As the runtime numbers them.
+enum class Copy : int { host_to_device = 1, device_to_host = 2, on_device = 3 };
 
 // Pointers to the runtime's functions. Each call throws AclError unless it returns 0.
 class Acl {
@@ -30,7 +33,9 @@ class Acl {
   Acl& operator=(const Acl&) = delete;
 
   void init() const;
+  int num_devices() const;
   void set_device(int device) const;
+  Cores cores(int device) const;
   void* allocate(std::size_t num_bytes) const;
   void free(void* memory) const noexcept;
   void copy(void* to, const void* from, std::size_t num_bytes, Copy kind) const;
@@ -40,6 +45,14 @@ class Acl {
   std::string export_key(void* memory, std::size_t num_bytes) const;
   void* open_key(const std::string& key) const;
   void close_key(const std::string& key) const noexcept;
+
+  // The same for memory that other servers of a supernode may open (A3): physical memory by a
+  // handle of 128 bytes, mapped at an address of this process.
+  Physical allocate_physical(int device, std::size_t num_bytes) const;
+  std::string export_handle(Physical physical) const;
+  Physical open_handle(const std::string& handle) const;
+  void* map(Physical physical, std::size_t num_bytes) const;
+  void unmap(void* memory, Physical physical) const noexcept;
 
   Stream create_stream() const;
   void destroy_stream(Stream stream) const noexcept;
@@ -54,7 +67,9 @@ class Acl {
  private:
   struct Functions {
     int (*aclInit)(const char*);
+    int (*aclrtGetDeviceCount)(std::uint32_t*);
     int (*aclrtSetDevice)(std::int32_t);
+    int (*aclrtGetDeviceInfo)(std::uint32_t, int, std::int64_t*);
     int (*aclrtMalloc)(void**, std::size_t, int);
     int (*aclrtFree)(void*);
     int (*aclrtMemcpy)(void*, std::size_t, const void*, std::size_t, int);
@@ -71,11 +86,24 @@ class Acl {
                                          void*, std::size_t);
     const char* (*aclGetRecentErrMsg)();
   };
+  struct MappedMemory {
+    int (*aclrtMallocPhysical)(Physical*, std::size_t, const void*, std::uint64_t);
+    int (*aclrtFreePhysical)(Physical);
+    int (*aclrtMemExportToShareableHandleV2)(Physical, std::uint64_t, int, void*);
+    int (*aclrtMemImportFromShareableHandleV2)(void*, int, std::uint64_t, Physical*);
+    int (*aclrtReserveMemAddress)(void**, std::size_t, std::size_t, void*, std::uint64_t);
+    int (*aclrtReleaseMemAddress)(void*);
+    int (*aclrtMapMem)(void*, std::size_t, std::size_t, Physical, std::uint64_t);
+    int (*aclrtUnmapMem)(void*);
+  };
 
   void check(int code, const char* call) const;
+  // Looked up when first needed: one server does without.
+  const MappedMemory& mapped_memory() const;
 
   void* library_ = nullptr;
   Functions functions_{};
+  mutable MappedMemory mapped_memory_{};
 };
 
 }  // namespace asap::ascend

@@ -9,6 +9,7 @@ namespace asap::ascend {
 struct Cores {
   int vector;
   int cube;
+  bool operator==(const Cores&) const = default;
 };
 
 inline constexpr Cores kDieCores{48, 24};
@@ -28,5 +29,13 @@ constexpr Cores sum_of(const auto& streams) {
 // A stream that asked for a core another one holds would wait for it for ever.
 static_assert(sum_of(kMoEStreams).vector <= kDieCores.vector);
 static_assert(sum_of(kMoEStreams).cube <= kDieCores.cube);
+
+// Of a die with `cores`, by stream: compute has each cube core and a vector core for it, the other
+// two share the rest.
+constexpr Cores compute_cores(const Cores& cores) { return {cores.cube, cores.cube}; }
+constexpr Cores transfer_cores(const Cores& cores) { return {(cores.vector - cores.cube) / 2, 0}; }
+
+static_assert(compute_cores(kDieCores) == kComputeCores);
+static_assert(transfer_cores(kDieCores) == kReceiveCores && kReceiveCores == kSendCores);
 
 }  // namespace asap::ascend

@@ -11,6 +11,7 @@ struct DispatchSendCall {
   Address moe_buffers;  // table of their addresses, in the order of e
   Address abort, status;
   int64_t dp_group, tp_rank, slot, epoch, combine, timeout_cycles;
+  int64_t devices;  // mask of those that have not got this message yet
 };
 
 class DispatchSend {
@@ -22,11 +23,13 @@ class DispatchSend {
     pipe_.InitBuffer(header_, static_cast<uint32_t>(l_.header_bytes));
   }
 
-  // Each block serves devices of its own, so blocks need not meet.
+  // Each block serves devices of its own, so blocks need not meet. After a timeout the call may be
+  // made again for the devices that are left.
   __aicore__ inline void run() {
     int32_t code = plan_.head.GetValue(kPlanIsSound) != 0 ? kOk : kInvalid;
     int32_t pending = 0;
     for (int64_t e = GetBlockIdx(); e < l_.moe_devices; e += GetBlockNum()) pending |= 1 << e;
+    pending &= static_cast<int32_t>(call_.devices);
     const Patience patience(call_.abort, call_.timeout_cycles);
     while (pending != 0 && code == kOk) {
       pending &= ~serve_ready(pending);

@@ -1,6 +1,8 @@
 // DataCopy and DataCopyPad: no copy is atomic, its pieces come in any order.
 #pragma once
 
+#include <atomic>
+
 #include "kernel_operator.h"
 
 namespace AscendC {
@@ -83,11 +85,10 @@ template <class T>
 void add_elements(std::uint8_t* to, const std::uint8_t* from, std::uint64_t num_bytes) {
   if constexpr (std::is_arithmetic_v<T> && sizeof(T) == 4) {
     for (std::uint64_t n = 0; n < num_bytes; n += sizeof(T)) {
-      T sum, term;
-      std::memcpy(&sum, to + n, sizeof(T));
+      T term;
       std::memcpy(&term, from + n, sizeof(T));
-      sum = static_cast<T>(sum + term);
-      std::memcpy(to + n, &sum, sizeof(T));
+      // Devices of other processes may add to the same word.
+      std::atomic_ref<T>(*reinterpret_cast<T*>(to + n)) += term;
     }
   } else {
     throw twin::Fault("atomic add of an element type that is not int32 or float");

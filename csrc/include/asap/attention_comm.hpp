@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct RankId {
   std::uint64_t epoch;    // of this incarnation of the group
 };
 
-// One thread at a time; only `abort` may be called from another.
+// One thread at a time; only `abort`, `be_patient` and `replace_device` may be called from another.
 class AttentionComm {
  public:
   // `moe_buffers` in the order of e. Throws std::invalid_argument.
@@ -40,6 +41,18 @@ class AttentionComm {
   // `out`, a row a token (3.2.2). After PeerTimeout it may be called again.
   // Throws CorruptMessage, PeerTimeout, Closed, std::invalid_argument.
   void async_combine_recv(std::int64_t slot, const Rows& out, double timeout_s);
+
+  // A MoE device is being replaced: for so long, or until it is, no wait's deadline passes, and
+  // then each wait has its whole timeout.
+  void be_patient(double seconds) noexcept {
+    patient_until_s_.store(monotonic_s() + seconds, std::memory_order_relaxed);
+  }
+
+  // MoE device e is dead, not merely hung, and `buffer` is its successor's. What the dead one had
+  // answered counts. Of each slot's message, if it had been sent, the successor gets the rows that
+  // are still owed; if none are, an empty message, since a device computes what all T ranks have
+  // sent. Never waits; waits under way go on with the successor. Throws std::invalid_argument.
+  void replace_device(std::int64_t moe_device, std::shared_ptr<SharedBuffer> buffer);
 
   // Rows the slot's message has, and so `out` must have.
   std::int64_t num_tokens(std::int64_t slot) const;
@@ -62,7 +75,8 @@ class AttentionComm {
     std::int64_t layer = 0;
     bool in_flight = false;
     bool solo = false;
-    std::vector<std::int64_t> owing;  // devices whose reply has not come
+    std::vector<std::int64_t> unsent;  // devices the message has not been written to
+    std::vector<std::int64_t> owing;   // devices whose reply has not come
   };
   struct Send {
     std::int64_t slot;
@@ -72,27 +86,35 @@ class AttentionComm {
   Slot& slot_at(std::int64_t slot);
   const Slot& slot_at(std::int64_t slot) const;
   const MoEView& moe_at(std::int64_t moe_device) const;
+  void check_moe_buffer(const SharedBuffer& buffer) const;
   void check_room(std::int64_t slot, std::int64_t num_tokens) const;
   bool has_room(std::int64_t slot, std::int64_t moe_device) const;
-  void await_room(std::int64_t slot, const std::vector<std::int64_t>& devices,
-                  const Deadline& deadline);
+  void await_room(std::int64_t slot, Deadline& deadline);
   void count_wait(const std::vector<std::int64_t>& devices, double seconds);
   void write_rows(const Send& send, std::span<const std::int64_t> devices);
   void write_header(std::int64_t slot, std::int64_t moe_device);
+  Message write_empty_header(std::int64_t slot, std::int64_t moe_device);
   void begin_message(std::int64_t slot, std::int64_t layer, const Choices& choices);
-  void send_to(const Send& send, std::vector<std::int64_t> pending, const Deadline& deadline);
+  void move_if_patient(Deadline& deadline) const noexcept;
+  bool send_where_room(const Send& send);
   void await_replies(std::int64_t slot, double timeout_s);
+  bool fits(std::int64_t slot, std::int64_t moe_device) const;
   void check_reply(std::int64_t slot, std::int64_t moe_device) const;
+  void take_last_reply(std::int64_t slot, std::int64_t moe_device);
+  void send_again(std::int64_t slot, std::int64_t moe_device, const MoEView& dead);
   std::string who(std::int64_t slot) const;
 
   const Layout layout_;
   const std::shared_ptr<SharedBuffer> buffer_;
-  const std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
   const RankId id_;
   const RowType row_type_;
   const AttentionView view_;
+  // Held while the members below it are used, never in a wait: `replace_device` changes them.
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
   std::vector<MoEView> moe_;
   std::vector<Slot> slots_;
+  std::atomic<double> patient_until_s_{0};           // relaxed: it carries no data
   std::vector<std::atomic<double>> backpressure_s_;  // by e; the sending thread alone writes
   std::atomic<bool> aborted_{false};
 };

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -27,14 +28,14 @@ struct RowTypes {
 };
 
 // The three streams of 3.4.1 may be three threads: one that receives, one that computes on items,
-// one that sends. `abort` and `set_epoch` are for any thread.
+// one that sends. `abort` and `replace_group` are for any thread.
 class MoEComm {
  public:
   using Buffers = std::vector<std::shared_ptr<SharedBuffer>>;
 
   // `attention_buffers` by group i and rank j, `epochs` by group. Throws std::invalid_argument.
   MoEComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
-          std::vector<Buffers> attention_buffers, std::int64_t moe_device,
+          const std::vector<Buffers>& attention_buffers, std::int64_t moe_device,
           const std::vector<std::uint64_t>& epochs, RowTypes types, Combine combine);
 
   // Wait for a group whose T ranks have all sent, take its rows, give the credit (3.2.1).
@@ -47,8 +48,10 @@ class MoEComm {
   // Results for a dead epoch are dropped.
   void async_combine_send(const Item& item, const Rows& results);
 
-  // From now on group i is a new incarnation; what the old one left behind is dropped.
-  void set_epoch(std::int64_t dp_group, std::uint64_t epoch);
+  // From now on group i is a new incarnation with buffers of its own, one a rank; what the old one
+  // left behind is dropped. No rank of the old one may live, and none of the new one may send
+  // before every device has been told. Throws std::invalid_argument.
+  void replace_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch);
 
   // Every wait, present or later, throws Closed within 60 ms.
   void abort() noexcept { aborted_.store(true, std::memory_order_relaxed); }
@@ -61,7 +64,16 @@ class MoEComm {
     std::int64_t dp_group;
     std::int64_t slot;
   };
+  // An incarnation of a group. A reply under way keeps the buffers of the one it is for.
+  struct Group {
+    std::uint64_t epoch;
+    Buffers buffers;
+    std::vector<AttentionView> ranks;
+  };
   static Place place_at(std::int64_t index) { return {index / kNumSlots, index % kNumSlots}; }
+
+  std::shared_ptr<const Group> group_of(const Buffers& buffers, std::uint64_t epoch) const;
+  std::shared_ptr<const Group> group_at(std::int64_t dp_group) const;
 
   std::optional<Place> find_complete(Pick pick);
   bool any_incomplete() const;
@@ -82,13 +94,12 @@ class MoEComm {
 
   const Layout layout_;
   const std::shared_ptr<SharedBuffer> buffer_;
-  const std::vector<Buffers> attention_buffers_;
   const std::int64_t moe_device_;
   const RowTypes types_;
   const Combine combine_;
   const MoEView view_;
-  std::vector<AttentionView> attention_;  // (i, j) at i * tp + j
-  std::vector<std::atomic<std::uint64_t>> epochs_;
+  mutable std::mutex groups_mutex_;
+  std::vector<std::shared_ptr<const Group>> groups_;
   const std::shared_ptr<ItemPool> pool_ = std::make_shared<ItemPool>();
   std::int64_t next_place_ = 0;  // of the receiving thread
   std::atomic<bool> aborted_{false};

@@ -1,6 +1,7 @@
 // How one process waits for another: spin briefly, then sleep on a doorbell (a shared futex).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -33,6 +34,8 @@ class Deadline {
   explicit Deadline(double timeout_s) : timeout_s_(timeout_s) { restart(); }
 
   void restart() noexcept { at_s_ = monotonic_s() + timeout_s_; }
+  // It is never nearer than a whole timeout after this moment.
+  void count_from(double moment_s) noexcept { at_s_ = std::max(at_s_, moment_s + timeout_s_); }
   double left_s() const noexcept { return at_s_ - monotonic_s(); }
   double timeout_s() const noexcept { return timeout_s_; }
 

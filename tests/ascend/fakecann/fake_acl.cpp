@@ -6,19 +6,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
 namespace {
 
 constexpr int kInvalidParameter = 107000;
+constexpr int kNoContext = 107002;
 constexpr int kOutOfMemory = 207001;
 constexpr int kKernelFailed = 507015;
-constexpr std::size_t kKeyBytes = 65;
+constexpr std::size_t kKeyBytes = 65, kHandleBytes = 128;
 constexpr std::size_t kPageBytes = 2 << 20;
+constexpr std::int32_t kDevices = 4;
+constexpr std::int64_t kVectorCores = 4, kCubeCores = 2;  // small: every core is a fiber
+constexpr std::uint64_t kMaxSteps = 100'000'000;
 
 struct Launch {
   const char* kernel;
@@ -36,24 +42,67 @@ struct Kernel {
   std::string name;
 };
 
-std::map<void*, std::pair<std::string, std::size_t>> mapped;  // name and size, by address
-std::map<std::string, void*> opened;
-std::vector<Kernel*> kernels;
-std::string reason;
-int device = -1;
+// A piece of device memory: a file without a name, which peers open through its owner's list.
+struct Physical {
+  int file;
+  std::size_t num_bytes;
+};
+struct Mapped {
+  std::size_t num_bytes;
+  int file;  // -1 if it is not ours to close
+};
 
-void* map_shared(const std::string& name, std::size_t num_bytes, int flags) {
-  const int file = shm_open(name.c_str(), flags, 0600);
-  if (file < 0) return nullptr;
+std::mutex mutex;
+std::map<void*, Mapped> mapped;
+std::map<std::string, void*> opened;  // by key
+thread_local std::string reason;
+thread_local int device = -1;
+
+int refuse(int code, const std::string& why) {
+  reason = why;
+  return code;
+}
+
+std::size_t whole_pages(std::size_t num_bytes) {
+  return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+int new_file(std::size_t num_bytes) {
+  const int file = memfd_create("asap-fake", MFD_CLOEXEC);
+  return file >= 0 && ftruncate(file, static_cast<off_t>(num_bytes)) == 0 ? file : -1;
+}
+
+std::string path_of(int file) {
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(file);
+}
+
+int map_file(void** memory, int file, std::size_t num_bytes, int own) {
+  *memory = mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (*memory == MAP_FAILED) return refuse(kOutOfMemory, "mmap failed");
+  const std::lock_guard lock(mutex);
+  mapped[*memory] = {num_bytes, own};
+  return 0;
+}
+
+int open_file(const std::string& path, int& file, std::size_t& num_bytes) {
+  file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   struct stat status{};
-  if ((flags & O_CREAT) != 0 && ftruncate(file, static_cast<off_t>(num_bytes)) != 0) return nullptr;
-  fstat(file, &status);
-  const auto size = static_cast<std::size_t>(status.st_size);
-  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-  close(file);
-  if (memory == MAP_FAILED) return nullptr;
-  mapped[memory] = {name, size};
-  return memory;
+  if (file < 0 || fstat(file, &status) != 0) {
+    return refuse(kInvalidParameter, path + ": its owner is gone");
+  }
+  num_bytes = static_cast<std::size_t>(status.st_size);
+  return 0;
+}
+
+// Whether one allocation holds all of it.
+bool is_device_memory(const void* begin, std::size_t num_bytes) {
+  const std::lock_guard lock(mutex);
+  const auto address = reinterpret_cast<std::uintptr_t>(begin);
+  for (const auto& [first, entry] : mapped) {
+    const auto base = reinterpret_cast<std::uintptr_t>(first);
+    if (address >= base && address + num_bytes <= base + entry.num_bytes) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -62,68 +111,171 @@ extern "C" {
 
 int aclInit(const char*) { return 0; }
 
+int aclrtGetDeviceCount(std::uint32_t* count) {
+  *count = kDevices;
+  return 0;
+}
+
 int aclrtSetDevice(std::int32_t number) {
+  if (number < 0 || number >= kDevices) return refuse(kInvalidParameter, "no such device");
   device = number;
   return 0;
 }
 
+int aclrtGetDeviceInfo(std::uint32_t, int attribute, std::int64_t* value) {
+  if (attribute != 102 && attribute != 201) return refuse(kInvalidParameter, "unknown attribute");
+  *value = attribute == 102 ? kCubeCores : kVectorCores;
+  return 0;
+}
+
 int aclrtMalloc(void** memory, std::size_t num_bytes, int) {
-  static int count = 0;
-  const std::string name = "/asap-fake-" + std::to_string(getpid()) + "-" + std::to_string(count++);
-  const std::size_t size = (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
-  *memory = device < 0 ? nullptr : map_shared(name, size, O_CREAT | O_EXCL | O_RDWR);
-  return *memory == nullptr ? kOutOfMemory : 0;
+  if (device < 0) return refuse(kNoContext, "this thread has set no device");
+  const std::size_t size = whole_pages(num_bytes);
+  const int file = new_file(size);
+  return file < 0 ? refuse(kOutOfMemory, "no memory") : map_file(memory, file, size, file);
 }
 
 int aclrtFree(void* memory) {
+  const std::lock_guard lock(mutex);
   const auto entry = mapped.find(memory);
-  if (entry == mapped.end()) return kInvalidParameter;
-  shm_unlink(entry->second.first.c_str());
-  munmap(memory, entry->second.second);
+  if (entry == mapped.end()) return refuse(kInvalidParameter, "not allocated");
+  munmap(memory, entry->second.num_bytes);
+  close(entry->second.file);
   mapped.erase(entry);
   return 0;
 }
 
 int aclrtMemcpy(void* to, std::size_t room, const void* from, std::size_t num_bytes, int kind) {
-  if (num_bytes > room || kind < 1 || kind > 2) return kInvalidParameter;
+  if (device < 0) return refuse(kNoContext, "this thread has set no device");
+  if (num_bytes > room || kind < 1 || kind > 3) return refuse(kInvalidParameter, "bad copy");
+  if (!is_device_memory(kind == 1 ? to : from, num_bytes)) {
+    return refuse(kInvalidParameter, "the device's side of the copy is not device memory");
+  }
+  if (kind == 3 && !is_device_memory(to, num_bytes)) {
+    return refuse(kInvalidParameter, "not device memory");
+  }
   std::memcpy(to, from, num_bytes);
   return 0;
 }
 
 int aclrtMemset(void* memory, std::size_t room, std::int32_t value, std::size_t num_bytes) {
-  if (num_bytes > room) return kInvalidParameter;
+  if (num_bytes > room || !is_device_memory(memory, num_bytes)) {
+    return refuse(kInvalidParameter, "not device memory");
+  }
   std::memset(memory, value, num_bytes);
   return 0;
 }
 
 int aclrtIpcMemGetExportKey(void* memory, std::size_t num_bytes, char* key, std::size_t room,
                             std::uint64_t) {
+  const std::lock_guard lock(mutex);
   const auto entry = mapped.find(memory);
-  if (room != kKeyBytes || entry == mapped.end() || num_bytes > entry->second.second) {
-    return kInvalidParameter;
+  if (room != kKeyBytes || entry == mapped.end() || entry->second.file < 0 ||
+      num_bytes % kPageBytes != 0 || num_bytes > entry->second.num_bytes) {
+    return refuse(kInvalidParameter, "a key is for whole pages of one allocation, in 65 bytes");
   }
-  std::strncpy(key, entry->second.first.c_str(), kKeyBytes - 1);
+  std::strncpy(key, path_of(entry->second.file).c_str(), kKeyBytes - 1);
   return 0;
 }
 
 int aclrtIpcMemImportByKey(void** memory, const char* key, std::uint64_t) {
-  *memory = map_shared(key, 0, O_RDWR);
-  if (*memory == nullptr) return kInvalidParameter;
+  int file = -1;
+  std::size_t num_bytes = 0;
+  {
+    const std::lock_guard lock(mutex);
+    if (opened.contains(key)) return refuse(kInvalidParameter, "this process has opened the key");
+  }
+  if (const int code = open_file(key, file, num_bytes)) return code;
+  const int code = map_file(memory, file, num_bytes, -1);
+  close(file);
+  if (code != 0) return code;
+  const std::lock_guard lock(mutex);
   opened[key] = *memory;
   return 0;
 }
 
 int aclrtIpcMemClose(const char* key) {
+  const std::lock_guard lock(mutex);
   const auto entry = opened.find(key);
   if (entry == opened.end()) return 0;  // by its owner
-  munmap(entry->second, mapped[entry->second].second);
+  munmap(entry->second, mapped[entry->second].num_bytes);
   mapped.erase(entry->second);
   opened.erase(entry);
   return 0;
 }
 
+int aclrtMallocPhysical(void** physical, std::size_t num_bytes, const void*, std::uint64_t flags) {
+  if (num_bytes % kPageBytes != 0 || flags != 0) {
+    return refuse(kInvalidParameter, "physical memory comes in whole pages");
+  }
+  const int file = new_file(num_bytes);
+  if (file < 0) return refuse(kOutOfMemory, "no memory");
+  *physical = new Physical{file, num_bytes};
+  return 0;
+}
+
+int aclrtFreePhysical(void* physical) {
+  const auto* memory = static_cast<Physical*>(physical);
+  close(memory->file);
+  delete memory;
+  return 0;
+}
+
+int aclrtMemExportToShareableHandleV2(void* physical, std::uint64_t, int type, void* handle) {
+  if (type != 2) return refuse(kInvalidParameter, "only fabric handles");
+  std::array<char, kHandleBytes> bytes{};
+  const std::string path = path_of(static_cast<Physical*>(physical)->file);
+  path.copy(bytes.data(), bytes.size() - 1);
+  std::memcpy(handle, bytes.data(), bytes.size());
+  return 0;
+}
+
+int aclrtMemImportFromShareableHandleV2(void* handle, int type, std::uint64_t, void** physical) {
+  if (type != 2) return refuse(kInvalidParameter, "only fabric handles");
+  Physical opened_memory{};
+  const std::string path(static_cast<const char*>(handle));
+  if (const int code = open_file(path, opened_memory.file, opened_memory.num_bytes)) return code;
+  *physical = new Physical(opened_memory);
+  return 0;
+}
+
+int aclrtReserveMemAddress(void** memory, std::size_t num_bytes, std::size_t alignment, void*,
+                           std::uint64_t) {
+  if (alignment != 0 || num_bytes % kPageBytes != 0) {
+    return refuse(kInvalidParameter, "addresses are reserved in whole pages");
+  }
+  *memory = mmap(nullptr, num_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return *memory == MAP_FAILED ? refuse(kOutOfMemory, "no addresses") : 0;
+}
+
+int aclrtMapMem(void* memory, std::size_t num_bytes, std::size_t offset, void* physical,
+                std::uint64_t) {
+  const auto* from = static_cast<Physical*>(physical);
+  if (offset != 0 || num_bytes > from->num_bytes) return refuse(kInvalidParameter, "too long");
+  if (mmap(memory, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, from->file, 0) ==
+      MAP_FAILED) {
+    return refuse(kOutOfMemory, "mmap failed");
+  }
+  const std::lock_guard lock(mutex);
+  mapped[memory] = {num_bytes, -1};
+  return 0;
+}
+
+int aclrtUnmapMem(void*) { return 0; }
+
+int aclrtReleaseMemAddress(void* memory) {
+  const std::lock_guard lock(mutex);
+  const auto entry = mapped.find(memory);
+  if (entry == mapped.end()) return refuse(kInvalidParameter, "not mapped");
+  munmap(memory, entry->second.num_bytes);
+  mapped.erase(entry);
+  return 0;
+}
+
 int aclrtCreateStream(void** stream) {
   static std::intptr_t count = 0;
+  if (device < 0) return refuse(kNoContext, "this thread has set no device");
+  const std::lock_guard lock(mutex);
   *stream = reinterpret_cast<void*>(++count);
   return 0;
 }
@@ -133,33 +285,35 @@ int aclrtSynchronizeStream(void*) { return 0; }
 
 int aclrtBinaryLoadFromFile(const char* file, void*, void** binary) {
   *binary = dlopen(file, RTLD_NOW | RTLD_LOCAL);
-  if (*binary == nullptr) reason = dlerror();
-  return *binary == nullptr ? kInvalidParameter : 0;
+  return *binary == nullptr ? refuse(kInvalidParameter, dlerror()) : 0;
 }
 
 int aclrtBinaryGetFunction(void* binary, const char* name, void** function) {
   if (dlsym(binary, name) == nullptr) {
-    reason = std::string("no kernel ") + name;
-    return kInvalidParameter;
+    return refuse(kInvalidParameter, std::string("no kernel ") + name);
   }
-  kernels.push_back(new Kernel{binary, name});
-  *function = kernels.back();
+  *function = new Kernel{binary, name};
   return 0;
 }
 
 int aclrtLaunchKernelWithHostArgs(void* function, std::uint32_t num_blocks, void*, void*,
                                   void* args, std::size_t num_bytes, void*, std::size_t) {
+  static thread_local std::uint64_t seed = 0;
   const Kernel& kernel = *static_cast<Kernel*>(function);
   const auto run = reinterpret_cast<Run>(dlsym(kernel.library, "asap_twin_run"));
   std::vector<Memory> memory;
-  for (const auto& [begin, entry] : mapped) memory.push_back({begin, entry.second});
+  {
+    const std::lock_guard lock(mutex);
+    for (const auto& [begin, entry] : mapped) memory.push_back({begin, entry.num_bytes});
+  }
   std::vector<void*> pointers;
   for (std::size_t n = 0; n < num_bytes / 8; ++n) {
     pointers.push_back(static_cast<std::uint64_t*>(args) + n);
   }
   const Launch launch{kernel.name.c_str(), device, 0, -1, static_cast<std::int32_t>(num_blocks),
                       pointers.data()};
-  reason = run(&launch, 1, memory.data(), static_cast<std::int32_t>(memory.size()), 1, 100'000'000);
+  reason =
+      run(&launch, 1, memory.data(), static_cast<std::int32_t>(memory.size()), ++seed, kMaxSteps);
   return reason.empty() ? 0 : kKernelFailed;
 }
 

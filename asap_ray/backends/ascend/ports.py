@@ -1,0 +1,113 @@
+"""The ports of one Ascend die: shared device memory, the primitives and the super kernel (csrc/ascend/host)."""
+
+# Shapes: R rows on a MoE device, E its experts, H hidden.
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Final
+
+from asap_ray import _native
+from asap_ray.backends.ascend.toolkit import open_die, require
+from asap_ray.backends.host import DTYPES, HostMoEComm
+from asap_ray.config import ServeConfig
+from asap_ray.errors import ConfigError
+from asap_ray.layout import layout_of
+from asap_ray.messages import Registration
+from asap_ray.models.fused import array_of
+from asap_ray.models.model import Model
+from asap_ray.protocol import MoEStage
+from asap_ray.spec import ExpertType, Instance
+
+_NO_FILE: Final = -1
+
+
+def require_device(config: ServeConfig) -> None:
+    """Nothing, if an actor may find what it needs on this machine.
+
+    Raises:
+        ConfigError: the text says what is missing.
+    """
+    if config.expert_type is not ExpertType.FLOAT:
+        raise ConfigError(f"expert_type={config.expert_type} with device={config.device!r}: only float is there yet")
+    require(config.kernels)
+
+
+def open_ports(config: ServeConfig) -> AscendPorts:
+    """This process's die.
+
+    Raises:
+        ConfigError: there is none; the text says what is missing.
+    """
+    return AscendPorts(open_die(config.kernels))
+
+
+class AscendMoEComm(HostMoEComm):
+    """`MoEComm` whose rows and results stay on the die: both are the item itself."""
+
+    def rows_of(self, item: Any) -> Any:
+        """The item, which has as many rows as `len` says."""
+        return item
+
+    def send_results(self, item: Any, results_RH: Any) -> None:
+        """Its results are where the super kernel left them."""
+        assert results_RH is item
+        self._native.async_combine_send_on_die(item, item.results_at)
+
+
+class AscendExperts:
+    """`MoEStage` of experts on the die."""
+
+    def __init__(self, kernel: _native.ascend.SuperKernel) -> None:
+        self._kernel = kernel
+
+    async def super_kernel(self, layer: int, rows_RH: Any, num_rows_E: Any) -> Any:
+        """See `MoEStage`; the kernel reads layer and counts from the item, on the die."""
+        del layer, num_rows_E
+        self._kernel.run(rows_RH, rows_RH.results_at)
+        return rows_RH
+
+
+class AscendPorts:
+    """See `Ports`. Attention computes on the host; rows go to the die and come back with each layer."""
+
+    moe_comm = AscendMoEComm
+
+    def __init__(self, die: _native.ascend.Die) -> None:
+        self._die = die
+
+    def create(self, name: str, num_bytes: int) -> _native.ascend.SharedBuffer:
+        """See `Ports`; device memory has no name."""
+        del name
+        return _native.ascend.SharedBuffer.create(self._die, num_bytes)
+
+    def address(self, buffer: _native.ascend.SharedBuffer) -> dict[str, Any]:
+        """See `Ports`."""
+        return {"pid": os.getpid(), "fd": _NO_FILE, "num_bytes": buffer.num_bytes, "key": buffer.key}
+
+    def open(self, peer: Registration) -> _native.ascend.SharedBuffer:
+        """See `Ports`."""
+        return _native.ascend.SharedBuffer.open(self._die, peer.key, peer.num_bytes)
+
+    def attention(self, **endpoint: Any) -> _native.ascend.AttentionComm:
+        """See `Ports`."""
+        return _native.ascend.AttentionComm(die=self._die, **endpoint)
+
+    def moe(self, **endpoint: Any) -> _native.ascend.MoEComm:
+        """See `Ports`; rows are computed in the type they travel in."""
+        del endpoint["compute_type"]
+        return _native.ascend.MoEComm(die=self._die, **endpoint)
+
+    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
+        """See `Ports`; the weights are copied to the die once."""
+        gate_up_LEJH, down_LEHI = model.expert_weights(instance.experts_of(moe_device), DTYPES[config.compute_type])
+        kernel = _native.ascend.SuperKernel(
+            die=self._die,
+            layout=_native.Layout(**dataclasses.asdict(layout_of(instance))),
+            moe_device=moe_device,
+            row_type=instance.prefill.row_type,
+            gate_up=array_of(gate_up_LEJH),
+            down=array_of(down_LEHI),
+        )
+        return AscendExperts(kernel)
