@@ -39,13 +39,13 @@ def _last_s(http: Request) -> float:
     return last_s
 
 
-async def timeline_of(url: str, last_s: float) -> Timeline:
-    """The spans of the last seconds.
+async def timeline_of(url: str, last_s: float, key: str = "") -> Timeline:
+    """The spans of the last seconds; `key` is the instance's, if it has one.
 
     Raises:
         ConfigError: nobody answers there, or nobody who records.
     """
-    async with connect(url) as client:
+    async with connect(url, key) as client:
         return await read_timeline(client, last_s)
 
 

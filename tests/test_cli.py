@@ -28,6 +28,7 @@ from asap_ray.cli import main
         (["decode", "--model", "/nowhere"], "/nowhere/config.json does not exist"),
         (["serve", "--model", "{model}", "--api-key-file", "/nowhere"], "no API key at file:/nowhere: No such file"),
         (["replay", "--url", "http://127.0.0.1:9", "--api-key-file", "/nowhere"], "no API key at file:/nowhere"),
+        (["timeline", "--api-key-file", "/nowhere"], "no API key at file:/nowhere: No such file"),
         (["replay"], "give either --url or --app"),
         (["replay", "--url", "http://127.0.0.1:9"], "ConnectError"),
         (["replay", "--url", "http://127.0.0.1:9", "--trace", "/nowhere"], "cannot read trace /nowhere"),
