@@ -16,7 +16,7 @@ from asap_ray.actors.device_metrics import RankMetrics
 from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
-from asap_ray.actors.page_owner import PageOwner
+from asap_ray.actors.page_owner import Key, PageOwner
 from asap_ray.actors.placement import RESOURCE, bundle
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store, open_store
@@ -100,7 +100,7 @@ class AttentionGroup:
 
     def __init__(self, config: bytes, group: int) -> None:
         served = decode(ServeConfig, config)
-        self._streams: dict[tuple[str, int], asyncio.Queue[Events | None]] = {}
+        self._streams: dict[Key, asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
         self._store = store = open_store()
         placement = get_current_placement_group()
@@ -167,7 +167,7 @@ class AttentionGroup:
         is_first = True
         try:
             await self._pages.begin(frontend, _key(batch), batch)
-            await self._order.put(frontend, batch)
+            await self._put(frontend, batch)
             while is_first or unfinished:
                 if self._rank.state() != "serving" or (events := await stream.get()) is None:
                     raise RuntimeError(f"the loop is not running: {self._rank.state()}")
@@ -216,11 +216,18 @@ class AttentionGroup:
             asyncio.to_thread(self._rank.stop), *[follower.stop.remote() for follower in self._followers]
         )
 
+    async def _put(self, frontend: str, batch: Batch) -> None:
+        try:
+            await self._order.put(frontend, batch)
+        except BaseException:
+            self._pages.drop(_key(batch))
+            raise
+
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         events = Events(tokens, dataclasses.replace(stamps))  # the loop goes on counting in its own
         self._later(self._hand_over, _key(batch), events)
 
-    def _hand_over(self, key: tuple[str, int], events: Events) -> None:
+    def _hand_over(self, key: Key, events: Events) -> None:
         self._pages.passed(key, events.tokens)
         if key in self._streams:  # gone if its scheduler is
             self._streams[key].put_nowait(events)
@@ -234,10 +241,10 @@ class AttentionGroup:
             stream.put_nowait(None)
 
 
-def _key(batch: Batch) -> tuple[str, int]:
-    """One a batch in flight: two of them may hold chunks of one prompt."""
+def _key(batch: Batch) -> Key:
+    """One a batch in flight: two of them may hold chunks of one prompt, or the same one in two lives of its cache."""
     first = batch.requests[0]
-    return first.request_id, first.past_tokens
+    return first.request_id, first.past_tokens, batch.cache_life
 
 
 def _collective(served: ServeConfig, rank: int, port: int) -> Collective:

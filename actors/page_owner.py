@@ -11,7 +11,7 @@ from typing import Final
 from asap_ray.batch import Batch, Token
 from asap_ray.errors import PeerTimeout, Unavailable
 
-Key = tuple[str, int]
+Key = tuple[str, int, int]
 """Of a batch in flight."""
 
 Owner = tuple[str, int]
@@ -42,6 +42,7 @@ class PageOwner:
         self._deadline_s = deadline_s
         self._owner: Owner = ("", 0)
         self._former: set[Owner] = set()
+        self._newest: dict[str, int] = {}  # by frontend, which of its caches began last
         self._running: dict[Key, _Running] = {}
         self._under_way: set[str] = set()  # prompts of the owner that hold blocks
         self._changed = asyncio.Event()
@@ -51,7 +52,7 @@ class PageOwner:
 
         Raises:
             PeerTimeout: the frontend before did not end within the deadline.
-            Unavailable: another frontend has taken over.
+            Unavailable: another frontend has taken over, or the same one has begun anew.
         """
         holders = {request.request_id for request in batch.requests if request.table}
         if not holders:
@@ -68,6 +69,12 @@ class PageOwner:
         unfinished = {request.request_id for request in batch.requests if not request.future_tokens}
         self._running[key] = _Running(unfinished)
 
+    def drop(self, key: Key) -> None:
+        """A batch that began was not put: nothing of it runs."""
+        if running := self._running.pop(key, None):
+            self._under_way -= running.unfinished
+            self._changed.set()
+
     def passed(self, key: Key, tokens: Iterable[Token]) -> None:
         """A pass of a batch is done."""
         if (running := self._running.get(key)) is None:
@@ -80,10 +87,13 @@ class PageOwner:
             self._changed.set()
 
     async def _take_over(self, owner: Owner) -> None:
+        frontend, life = owner
+        self._newest[frontend] = max(life, self._newest.get(frontend, life))
+        self._changed.set()  # who waits for an older one leaves at once
         while self._owner != owner:
-            if owner in self._former:
+            if owner in self._former or life < self._newest[frontend]:
                 raise Unavailable("another frontend has taken over this group")
-            is_awaited = self._under_way and self._owner[0] != owner[0] and self._is_here(self._owner[0])
+            is_awaited = self._under_way and self._owner[0] != frontend and self._is_here(self._owner[0])
             if not self._running and not is_awaited:
                 self._former.add(self._owner)
                 self._owner = owner

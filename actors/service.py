@@ -233,6 +233,8 @@ class PrefillService:
     async def close(self) -> None:
         """Refuse what is new, fail what has not begun, let what has finish for one deadline, piece by piece."""
         self._stopping = True
+        for group in range(self._groups.num_groups):  # a successor may hand out their blocks from now on
+            self.hand_off.lose(group)
         stopping = Unavailable("the instance is stopping")
         self._drop([waiter for waiter in self._waiting.values() if waiter.handed_s is None], stopping)
         with contextlib.suppress(TimeoutError):
@@ -317,6 +319,8 @@ class PrefillService:
                 self._groups.report(group, reason)
             elif await self._groups.serves(group):  # the batch failed, or another frontend has taken over
                 self.restore(group)
+            elif group in self._lost:  # it does not say so, and nobody else may have noticed
+                self._groups.report(group, reason)
         else:
             self._scheduler.done(group, batch, time.monotonic())
             self._dispatch()
@@ -354,7 +358,7 @@ class PrefillService:
 
     def _handed_off(self, group: int, client: Waiter, event: TokenEvent) -> TokenEvent:
         """The blocks of a prompt that has its token stay, unless that ends the answer, as in vLLM."""
-        if event.token.finish_reason != "length":
+        if event.token.finish_reason != "length" or self._stopping:
             return event
         self._scheduler.lend(client.request.request_id)
         kept = self.hand_off.grant(group, client.request.request_id, client.request.num_tokens, client.cached_tokens)

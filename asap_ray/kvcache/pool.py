@@ -39,6 +39,10 @@ class BlockPool:
         """Whether it is kept and nobody holds it."""
         return block in self._kept and not self._num_holders[block]
 
+    def has(self, request_id: str) -> bool:
+        """Whether a request holds blocks."""
+        return request_id in self._tables
+
     def table(self, request_id: str) -> tuple[int, ...]:
         """The blocks of a request, in the order of its tokens."""
         return self._tables[request_id]

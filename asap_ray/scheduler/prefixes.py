@@ -68,10 +68,10 @@ class Prefixes:
         Raises:
             RequestError: prompt and answer have more tokens than a cache.
         """
-        for cache in self.caches[:1]:
+        for cache in self.caches:
             cache.pool.check(request.total_tokens)
-        prompt = self._prompts.get(request.request_id)
-        if prompt is not None:
+        is_lent = any(cache.pool.has(request.request_id) for cache in self.caches)
+        if is_lent or request.request_id in self._prompts:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
 
     def add(self, request: Request, keys: Sequence[bytes]) -> None:

@@ -33,7 +33,7 @@ class Case:
 
     async def begin(self, frontend: str, of: Batch, place: int = 0) -> None:
         """A batch of a frontend; its key is its first request and `place`."""
-        await self.owner.begin(frontend, (of.requests[0].request_id, place), of)
+        await self.owner.begin(frontend, (of.requests[0].request_id, place, of.cache_life), of)
 
 
 def test_a_new_frontend_waits_for_what_runs() -> None:
@@ -45,7 +45,7 @@ def test_a_new_frontend_waits_for_what_runs() -> None:
         waiting = asyncio.create_task(case.begin("new", batch("b")))
         await asyncio.sleep(0)
         states = [waiting.done()]
-        case.owner.passed(("a", 0), [token()])
+        case.owner.passed(("a", 0, 0), [token()])
         await waiting
         return [*states, waiting.done()]
 
@@ -58,11 +58,11 @@ def test_an_answer_of_several_tokens_runs_until_the_last() -> None:
     async def scenario() -> bool:
         case = Case()
         await case.begin("old", batch())
-        case.owner.passed(("a", 0), [Token(request_id="a", token_id=1)])
+        case.owner.passed(("a", 0, 0), [Token(request_id="a", token_id=1)])
         waiting = asyncio.create_task(case.begin("new", batch("b")))
         await asyncio.sleep(0)
         is_waiting = not waiting.done()
-        case.owner.passed(("a", 0), [token()])
+        case.owner.passed(("a", 0, 0), [token()])
         await waiting
         return is_waiting
 
@@ -75,7 +75,7 @@ def test_the_one_before_is_not_let_in_again() -> None:
     async def scenario() -> None:
         case = Case()
         await case.begin("old", batch())
-        case.owner.passed(("a", 0), [token()])
+        case.owner.passed(("a", 0, 0), [token()])
         await case.begin("new", batch("b"))
         await case.begin("old", batch("c"))
 
@@ -89,7 +89,7 @@ def test_a_prompt_under_way_is_waited_for_while_its_frontend_is_here() -> None:
     async def scenario() -> None:
         case = Case(deadline_s=0.01)
         await case.begin("old", Batch((LONG.chunk(0, 10),)))
-        case.owner.passed(("long", 0), [])
+        case.owner.passed(("long", 0, 0), [])
         await case.begin("new", batch())
 
     with pytest.raises(PeerTimeout, match="0 batches run, 1 prompts are under way"):
@@ -102,7 +102,7 @@ def test_nobody_waits_for_a_prompt_whose_frontend_is_gone() -> None:
     async def scenario() -> None:
         case = Case(deadline_s=0.01)
         await case.begin("old", Batch((LONG.chunk(0, 10),)))
-        case.owner.passed(("long", 0), [])
+        case.owner.passed(("long", 0, 0), [])
         case.here.remove("old")
         await case.begin("new", batch())
 
@@ -115,16 +115,46 @@ def test_a_frontend_that_begins_anew_waits_for_what_it_has_lost_sight_of() -> No
     async def scenario() -> list[bool]:
         case = Case()
         await case.begin("old", Batch((LONG.chunk(0, 10),)), 0)
-        case.owner.passed(("long", 0), [])
+        case.owner.passed(("long", 0, 0), [])
         await case.begin("old", batch(), 0)
         waiting = asyncio.create_task(case.begin("old", replace(batch("b"), cache_life=1)))
         await asyncio.sleep(0)
         states = [waiting.done()]
-        case.owner.passed(("a", 0), [token()])
+        case.owner.passed(("a", 0, 0), [token()])
         await waiting
         return [*states, waiting.done()]
 
     assert asyncio.run(scenario()) == [False, True]
+
+
+def test_an_older_life_never_follows_a_newer_one() -> None:
+    """A batch that waited too long, whose prompts have come again: its tables mean nothing any more."""
+
+    async def scenario() -> None:
+        case = Case()
+        await case.begin("other", batch())
+        stale = asyncio.create_task(case.begin("new", batch("b")))
+        await asyncio.sleep(0)
+        again = asyncio.create_task(case.begin("new", replace(batch("b"), cache_life=2)))
+        await asyncio.sleep(0)
+        case.owner.passed(("a", 0, 0), [token()])
+        await again
+        await stale
+
+    with pytest.raises(Unavailable):
+        asyncio.run(scenario())
+
+
+def test_a_batch_that_was_not_put_holds_nobody_up() -> None:
+    """Its chunk before did not come; a later life begins at once."""
+
+    async def scenario() -> None:
+        case = Case(deadline_s=0.01)
+        await case.begin("old", batch())
+        case.owner.drop(("a", 0, 0))
+        await case.begin("new", batch("b"))
+
+    asyncio.run(scenario())
 
 
 def test_a_batch_without_blocks_is_nobodys() -> None:

@@ -12,7 +12,7 @@ import pytest
 from asap_ray import _native
 from tests.ascend.twin import ROOT, fake_runtime, kernels_folder
 from tests.csrc.kinds import AscendKind
-from tests.csrc.world import EPOCH, PATIENCE_S, World
+from tests.csrc.world import PATIENCE_S, World
 
 DEVICE = """
 import sys
@@ -47,7 +47,7 @@ def test_two_processes_share_buffers_by_key(library: Path, reach: str) -> None:
         assert device.stdout
         key = bytes.fromhex(device.stdout.readline())
         world.moe_buffers = [kind.opened(key, world.layout.moe_bytes)]
-        world.ranks = [[world.open_rank(0, 0, EPOCH)]]
+        world.ranks = [[world.open_rank(0, 0)]]
         tokens = world.tokens(5)
 
         device.stdin.write(world.attention_buffers[0][0].key.hex() + "\n")

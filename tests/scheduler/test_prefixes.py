@@ -286,6 +286,18 @@ def test_a_group_comes_back_with_the_room_it_has_now() -> None:
     assert case.prefixes.room == 30 * BLOCK
 
 
+def test_an_id_whose_blocks_are_lent_is_in_use() -> None:
+    """Until they are pulled, or the lease ends."""
+    case = Case()
+    case.submit("a", range(8))
+    (started,) = case.policy.assign(0.0)
+    case.policy.lend("a")
+    case.end(started, 1.0)
+
+    with pytest.raises(RequestError, match="'a' is in use"):
+        case.submit("a", range(8))
+
+
 def test_a_cancelled_prompt_lets_go_when_none_of_it_runs() -> None:
     """Its pieces in flight still write."""
     case = Case(policy=turns())
