@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group, remove_placement_group
+
+from asap_ray.actors.placement import NAMESPACE, running_names
 
 FRESH_S: Final = 12.0
 """A frontend asks every second, and for at most this long if a device is slow to answer (prefill_instance.py)."""
@@ -58,11 +61,19 @@ class Lease:
 
 
 def end_instance() -> None:
-    """Remove the placement group this actor runs in: that ends the whole instance and frees its devices.
+    """End all actors of the instance this one is of, itself last, and free its devices.
 
-    For where nobody else could: a frontend killed while it drained, a job that never came back.
+    For where nobody else could: a frontend killed while it drained, a job that never came back. Removing the
+    placement group alone would leave actors that Ray tries to start again, for ever.
     """
-    while placement := get_current_placement_group():
-        with contextlib.suppress(RayError):  # Ray's head may be away for a while
-            remove_placement_group(placement)
+    mine = ray.get_runtime_context().get_actor_name() or ""
+    while True:
+        with contextlib.suppress(RayError, ValueError):  # Ray's head may be away for a while; others end them too
+            me = ray.get_actor(mine, namespace=NAMESPACE)
+            for other in running_names(mine.rsplit(":", 2)[0]):
+                if other != mine:
+                    ray.kill(ray.get_actor(other, namespace=NAMESPACE))
+            if placement := get_current_placement_group():
+                remove_placement_group(placement)
+            ray.kill(me)
         time.sleep(FRESH_S)

@@ -16,6 +16,16 @@ from asap_ray.spec import ParallelSpec
 RESOURCE: Final = "NPU"
 """Ray's own name for Ascend devices; on a CPU a logical resource given to `ray start --resources`."""
 
+NAMESPACE: Final = "serve"
+"""Ray Serve's own namespace, so that whoever manages the application finds the actors."""
+
+
+def running_names(name: str) -> list[str]:
+    """Actors of the instance `name` that the cluster knows, whatever degrees they were started with."""
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    mine = [each["name"] for each in listed if each["namespace"] == NAMESPACE]
+    return [actor for actor in mine if actor.rpartition(":")[0] in (f"{name}:attention", f"{name}:moe")]
+
 
 def reserve(name: str, parallel: ParallelSpec) -> PlacementGroup:
     """Ask for the bundles of an instance, groups first; they outlive whoever asked. Does not wait for them.

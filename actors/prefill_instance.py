@@ -16,7 +16,7 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.moe_device import MoEDevice
-from asap_ray.actors.placement import RESOURCE, bundle, reserve, wait_for_places
+from asap_ray.actors.placement import NAMESPACE, RESOURCE, bundle, reserve, running_names, wait_for_places
 from asap_ray.actors.recovery import ANSWER_S, POLL_S, Recovery, Refused, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
@@ -25,9 +25,6 @@ from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
 from asap_ray.tracks import Timeline
-
-NAMESPACE: Final = "serve"
-"""Ray Serve's own namespace, so that whoever manages the application finds the actors."""
 
 _STOP_S: Final = 10.0
 _WARM_TOKENS: Final = 16
@@ -317,13 +314,6 @@ def group_names(config: ServeConfig) -> list[str]:
 def device_names(config: ServeConfig) -> list[str]:
     """Names of the MoE devices' actors, in the order of e."""
     return [f"{config.name}:moe:{e}" for e in range(config.parallel.moe_devices)]
-
-
-def running_names(name: str) -> list[str]:
-    """Actors of the instance `name` that the cluster knows, whatever degrees they were started with."""
-    listed = ray.util.list_named_actors(all_namespaces=True)
-    mine = [each["name"] for each in listed if each["namespace"] == NAMESPACE]
-    return [actor for actor in mine if actor.rpartition(":")[0] in (f"{name}:attention", f"{name}:moe")]
 
 
 async def clear_instance(name: str) -> None:

@@ -20,8 +20,7 @@ from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 
-from asap_ray.actors.placement import RESOURCE
-from asap_ray.actors.prefill_instance import NAMESPACE
+from asap_ray.actors.placement import NAMESPACE, RESOURCE
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, Unavailable
 

@@ -30,7 +30,8 @@ import ray
 import torch
 
 from asap_ray.actors.app import served_model
-from asap_ray.actors.prefill_instance import NAMESPACE, PrefillInstance, device_names, group_names
+from asap_ray.actors.placement import NAMESPACE
+from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
 from asap_ray.actors.recovery import Registered
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Request

@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from asap_ray.actors.app import served_model
 from asap_ray.actors.lease import end_instance
-from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, group_names, running_names
+from asap_ray.actors.placement import running_names
+from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, group_names
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
