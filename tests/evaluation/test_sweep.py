@@ -183,7 +183,8 @@ def test_simulate_prints_and_writes(
 
 def test_interrupted_sweep_keeps_its_points(tmp_path: Path) -> None:
     """SIGINT after the first line of progress: status 130 and a journal that opens."""
-    command = [sys.executable, "-c", "from asap_ray.cli import main; main()", "sweep"]
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a background job may not
+    command = [sys.executable, "-c", f"{hears}; from asap_ray.cli import main; main()", "sweep"]
     options = ["--systems", "asap", "--rates", "1,2,3,4,5,6", "--duration", "60", "--out", str(tmp_path)]
     with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout
