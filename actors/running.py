@@ -89,7 +89,6 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         except (ConnectionError, ValueError, RayError) as error:
             raise ConfigError(f"no Ray cluster at {address!r}: {error}") from None
         return
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray listens on all interfaces; unset means "it depends"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", _CONTROL_LOOP_S)
     ray.init(

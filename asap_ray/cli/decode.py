@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from asap_ray.cli.ray_token import ask_for_token
 from asap_ray.cli.serve import read_config, refuse_both
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.errors import ConfigError
@@ -24,6 +25,8 @@ def decode(
     config: Annotated[Path | None, typer.Option(help="YAML file with every setting (docs/serving.md).")] = None,
 ) -> None:
     """Decode on an undivided model, with keys and values pulled from a prefill instance on this host."""
+    if not address:
+        ask_for_token()
     from asap_ray.actors.decode_app import build_decode_app
     from asap_ray.actors.running import running, wait_for_signal
 

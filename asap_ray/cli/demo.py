@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from asap_ray.cli.ray_token import ask_for_token
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.spec import ParallelSpec
 
@@ -17,6 +18,7 @@ def demo(
     port: Annotated[int, typer.Option(help="Port to serve on meanwhile.")] = 8000,
 ) -> None:
     """Make a small MoE model, serve it on a local Ray, replay a real trace against it, and stop everything."""
+    ask_for_token()
     from asap_ray.actors.app import build_app
     from asap_ray.actors.replay_job import Job, http_endpoint
     from asap_ray.actors.running import running

@@ -12,6 +12,7 @@ import yaml
 from rich.console import Console
 
 from asap_ray.cli.key_option import VARIABLE, ApiKeyFile, key_source
+from asap_ray.cli.ray_token import ask_for_token
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import ConfigError
 from asap_ray.spec import ParallelSpec
@@ -39,6 +40,8 @@ def serve(
     api_key_file: ApiKeyFile = None,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C or SIGTERM."""
+    if not address:
+        ask_for_token()
     from asap_ray.actors.api_key import key_required
     from asap_ray.actors.app import build_app
     from asap_ray.actors.running import running, wait_for_signal
