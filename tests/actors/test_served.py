@@ -56,15 +56,18 @@ def descendants(pid: int) -> list[int]:
 
 
 class Served:
-    """`asap-ray serve` in a process of its own."""
+    """`asap-ray serve` in a process of its own, from a shell that says nothing of Ray's authentication."""
 
     def __init__(self, model: Path, log: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         options = ["--model", str(model), "--dp", "2", "--ep", "2", "--port", str(self.port)]
+        environment = os.environ | {"HOME": str(log.parent)}  # where Ray keeps its token
+        environment.pop("RAY_AUTH_MODE", None)
+        command = [ASAP_RAY, "serve", *options]
         with log.open("w") as output:
-            self.process = subprocess.Popen([ASAP_RAY, "serve", *options], stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
 
     def wait_until_ready(self) -> None:
         """Wait for the one line."""
