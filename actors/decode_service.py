@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final, cast
 
 from asap_ray.actors.frontend_metrics import FrontendMetrics
-from asap_ray.actors.limits import Limits
+from asap_ray.actors.limits import Limits, check_count
 from asap_ray.actors.remote_lease import RemoteLease
 from asap_ray.actors.service import DEADLINES, ServedModel
 from asap_ray.actors.waiter import TokenEvent, Waiter
@@ -75,15 +75,8 @@ class DecodeService:
             raise Unavailable("not ready: the instance is stopping")
 
     def check_count(self, num_prompts: int) -> None:
-        """Refuse more prompts in one request than could ever be queued.
-
-        Raises:
-            RequestError: names the number and the limit.
-        """
-        if num_prompts > self.config.max_queued_requests:
-            raise RequestError(
-                f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
-            )
+        """See `limits.check_count`."""
+        check_count(num_prompts, self.config.max_queued_requests)
 
     async def generate(
         self,

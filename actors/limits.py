@@ -81,5 +81,15 @@ class Limits:
                 raise _refused("stop_token_ids", token_id, f"0 to {self.vocab_size - 1}")
 
 
+def check_count(num_prompts: int, most: int) -> None:
+    """Refuse more prompts in one request than could ever be queued; a retry would not help.
+
+    Raises:
+        RequestError: names the number and the limit.
+    """
+    if num_prompts > most:
+        raise RequestError(f"{num_prompts} prompts in one request; the queue holds {most}", "prompt")
+
+
 def _refused(field: str, value: float, limit: str) -> RequestError:
     return RequestError(f"{field}={value}; the limit is {limit}", field)

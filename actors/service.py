@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.handoff import HandOff
-from asap_ray.actors.limits import Limits
+from asap_ray.actors.limits import Limits, check_count
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.batch import Batch, Request, Stamps, Token
@@ -182,15 +182,8 @@ class PrefillService:
         self._scheduler.check(request)
 
     def check_count(self, num_prompts: int) -> None:
-        """Refuse more prompts in one request than could ever be queued; a retry would not help.
-
-        Raises:
-            RequestError: names the number and the limit.
-        """
-        if num_prompts > self.config.max_queued_requests:
-            raise RequestError(
-                f"{num_prompts} prompts in one request; the queue holds {self.config.max_queued_requests}", "prompt"
-            )
+        """See `limits.check_count`."""
+        check_count(num_prompts, self.config.max_queued_requests)
 
     async def generate(
         self, requests: Sequence[Request], cache_salt: str = "", transfer: Transfer | None = None

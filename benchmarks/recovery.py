@@ -30,6 +30,7 @@ import ray
 import torch
 
 from asap_ray.actors.app import served_model
+from asap_ray.actors.losses import MAX_RESTARTS
 from asap_ray.actors.placement import NAMESPACE
 from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
 from asap_ray.actors.recovery import Registered
@@ -181,7 +182,9 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one device and one group, once each")
-    parser.add_argument("--kills", type=int, default=5, help="of each of the four")
+    parser.add_argument(
+        "--kills", type=int, choices=range(1, MAX_RESTARTS + 1), default=MAX_RESTARTS, help="of each of the four"
+    )  # one more within a minute, and its owner gives a device up
     parser.add_argument("--json", type=Path, help="a row a kill goes to this file")
     options = parser.parse_args()
     parallel = ParallelSpec(dp_groups=2, tp=1, moe_devices=2)
