@@ -24,7 +24,7 @@ from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import attend
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
-from asap_ray.models.weights import Shard
+from asap_ray.models.weights import Shape, Shard
 
 NORM_EPS: Final = 1e-6
 """Of the norms of the two latents, whatever the model's other norms use."""
@@ -61,6 +61,20 @@ class Latent:
     def layer(self, shard: Shard, config: ModelConfig, layer_idx: int) -> LatentAttention:
         """See `Attention`."""
         return LatentAttention(shard, self, config.hidden, layer_idx)
+
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """See `Attention`."""
+        queries = self.num_heads * self.head_dim
+        if self.query_rank:
+            yield f"{name}.q_a_proj.weight", (self.query_rank, hidden)
+            yield f"{name}.q_a_layernorm.weight", (self.query_rank,)
+            yield f"{name}.q_b_proj.weight", (queries, self.query_rank)
+        else:
+            yield f"{name}.q_proj.weight", (queries, hidden)
+        yield f"{name}.kv_a_proj_with_mqa.weight", (self.kept_dim, hidden)
+        yield f"{name}.kv_a_layernorm.weight", (self.latent_rank,)
+        yield f"{name}.kv_b_proj.weight", (self.num_heads * (self.nope_dim + self.value_dim), self.latent_rank)
+        yield f"{name}.o_proj.weight", (hidden, self.num_heads * self.value_dim)
 
 
 def _halves(start: int, rope_dim: int) -> torch.Tensor:
