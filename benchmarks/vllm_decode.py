@@ -32,7 +32,8 @@ from peers.systems import ours, vllm
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.errors import AsapError
 from asap_ray.kvcache.page_memory import PageMemory
-from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
+from asap_ray.models.random_checkpoint import make_random_checkpoint
+from asap_ray.models.random_config import Sizes
 from asap_ray.spec import KVCacheSpec, ParallelSpec, PrefillSpec
 
 SIDE_CHANNEL_PORT: Final = 15602

@@ -1,4 +1,4 @@
-"""The tensors a checkpoint has, as its configuration makes them: what is missing or not understood is refused by name."""
+"""The tensors a checkpoint has, as its configuration makes them: missing and unknown ones are refused by name."""
 
 from __future__ import annotations
 

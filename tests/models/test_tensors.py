@@ -103,5 +103,7 @@ def test_a_missing_tensor_is_named_before_any_is_read(transformers_model: Make, 
     """config.json speaks of more experts than there are."""
     directory = changed(transformers_model("Mixtral")[0], tmp_path / "model", num_local_experts=11)
 
-    with pytest.raises(ConfigError, match=r"has no tensor 'model\.layers\.0\.block_sparse_moe\.experts\.10\.w1\.weight'"):
+    with pytest.raises(
+        ConfigError, match=r"has no tensor 'model\.layers\.0\.block_sparse_moe\.experts\.10\.w1\.weight'"
+    ):
         load_model(directory)
