@@ -105,7 +105,7 @@ class Frontend:
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
-        api.add_api_route("/duty", self._duty, methods=["GET"])
+        api.add_api_route("/duty", self.duty, methods=["GET"])
         api.add_api_route("/timeline", timeline_route(self.timeline), methods=["GET"])
         api.add_api_route("/leases", self._leases, methods=["GET"])
         return api
@@ -131,9 +131,14 @@ class Frontend:
         model, limits = self._service.model, self._service.limits
         return {"name": model.name, "max_model_len": limits.max_prompt_tokens, "vocab_size": model.vocab_size}
 
-    async def compute_seconds(self) -> dict[str, float]:
-        """Seconds every device has computed since its start, by name."""
-        return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
+    async def duty(self) -> dict[str, dict[str, float]]:
+        """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
+        return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+
+    async def exposition(self) -> str:
+        """What `GET /metrics` answers."""
+        self._service.report()
+        return self._metrics.exposition().decode()
 
     async def timeline(self, last_s: float) -> bytes:
         """The spans of every device in the last seconds, as a message (`Timeline`)."""
@@ -174,10 +179,6 @@ class Frontend:
                 await asyncio.sleep(_REPORT_S)
         except Exception:  # whatever it is, the instance serves without
             _log.exception("metrics that are read once a second are not exported any more")
-
-    async def _duty(self) -> dict[str, dict[str, float]]:
-        """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
-        return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
 
     async def _leases(self) -> dict[str, int]:
         """Hand-offs to decode instances since the start, by how they ended, and those that are open."""
