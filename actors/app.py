@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import fastapi
@@ -20,12 +19,12 @@ from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import served_model
+from asap_ray.actors.service import PrefillService
 from asap_ray.actors.timeline import timeline_route
-from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
-from asap_ray.config import ServeConfig, config_from, config_to
+from asap_ray.config import config_from, config_to
 from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.model import load_model
@@ -60,20 +59,6 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
     application: serve.Application = deployment.bind(config_to(config))
     return application
-
-
-def served_model(config: ServeConfig) -> ServedModel:
-    """What clients may know of a configuration's model."""
-    loaded = load_model(config.model)
-    model = loaded.config
-    return ServedModel(
-        name=config.served_model_name or Path(config.model).name,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_position_embeddings,
-        fingerprint=loaded.fingerprint,
-        end_token_ids=model.eos_token_ids,
-        tokenizer=load_tokenizer(Path(config.model)),
-    )
 
 
 @serve.deployment(
