@@ -86,6 +86,7 @@ def rotate_(heads_SND: torch.Tensor, angles_SF: Angles) -> None:
 
 def rotate_pairs_(heads_SND: torch.Tensor, angles_SF: Angles) -> None:
     """Turn all 2F dimensions of each head in place, in float32 between; pairs are (2f, 2f + 1): complex numbers."""
-    pairs_SNF2 = heads_SND.unflatten(-1, (-1, 2)).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    turned_SNF = torch.view_as_complex(pairs_SNF2).mul_(torch.complex(*angles_SF)[:, None])
-    heads_SND.copy_(torch.view_as_real(turned_SNF).flatten(-2))
+    wide_SND = heads_SND.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    turned_SNF = torch.view_as_complex(wide_SND.view(*heads_SND.shape[:-1], -1, 2))
+    turned_SNF *= torch.complex(*angles_SF)[:, None]
+    heads_SND.copy_(wide_SND)
