@@ -56,6 +56,11 @@ class RayStore:
         internal_kv._internal_kv_del(key, namespace=_STORE)
 
 
+def own_name() -> str:
+    """Of the actor that runs this: who it claims as."""
+    return ray.get_runtime_context().get_actor_name() or ""
+
+
 def is_alive(actor: str) -> bool:
     """Whether Ray knows a living actor of this name among those of Serve."""
     with contextlib.suppress(ValueError):
