@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import ray
 from ray import serve
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from asap_ray.actors.app import build_app
 from asap_ray.actors.handle_target import HandleTarget
@@ -133,3 +134,32 @@ def test_a_changed_configuration_is_rolled_out_without_a_failed_request(run: Run
 
     assert set(statuses) == {200}
     assert len(running_in_app(APP)) == 4
+
+
+def test_what_a_single_replica_runs_is_finished_when_it_is_replaced(
+    run: Run, cluster: None, make_config: Callable[..., ServeConfig]
+) -> None:
+    """Its successor waits for devices that are free, of which there are no others, and leaves the old ones alone."""
+    assert cluster is None
+    first = make_config("one", 1, 1, 1)
+    changed = dataclasses.replace(first, prefill=dataclasses.replace(first.prefill, inflection_tokens=16))
+    has_begun = asyncio.Event()
+
+    async def redeploy() -> int:
+        handle = serve.get_app_handle(first.name)
+        while (await HandleTarget(handle).send([5], 1, lambda: None)).status != 200:
+            await asyncio.sleep(0.1)
+        answer = asyncio.create_task(HandleTarget(handle).send([5] * 100, 200, has_begun.set))
+        await has_begun.wait()
+        await asyncio.to_thread(serve.run, build_app(config_to(changed)), name=first.name, route_prefix=None)
+        return (await answer).status
+
+    free = int(ray.available_resources()["NPU"]) - first.parallel.num_devices
+    others = placement_group([{"NPU": free}])
+    ray.get(others.ready())
+    serve.run(build_app(config_to(first)), name=first.name, route_prefix=None)
+    try:
+        assert run(redeploy()) == 200
+    finally:
+        serve.delete(first.name)
+        remove_placement_group(others)
