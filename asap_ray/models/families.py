@@ -37,7 +37,8 @@ def read_config(directory: Path) -> ModelConfig:
         ConfigError: a key is missing, ill-typed, or would change the mathematics and is not supported.
     """
     fields = Fields.read(directory / "config.json")
-    family = FAMILIES.get(fields.take("model_type"))
+    model_type = fields.take("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise fields.wrong("model_type", f"one of the supported architectures, {', '.join(FAMILIES)}")
     fields.only("architectures", [family.architecture])
