@@ -102,10 +102,11 @@ def build_api(service: Service) -> FastAPI:
     api.add_api_route("/v1/models", routes.models)
     api.add_api_route("/v1/models/{name:path}", routes.one_model)
     api.add_api_route("/ready", routes.ready)
-    api.add_api_route("/health", routes.alive)
-    api.add_api_route("/ping", routes.alive, methods=["GET", "POST"])
+    api.add_api_route("/health", routes.alive, response_class=Response)
+    for method in ("GET", "POST"):  # two operations, or the document would have one name for both
+        api.add_api_route("/ping", routes.alive, methods=[method], response_class=Response)
     api.add_api_route("/version", routes.version)
-    api.add_api_route("/metrics", routes.metrics)
+    api.add_api_route("/metrics", routes.metrics, response_class=Response)
     add_error_handlers(api, service.metrics.refused)
     return api
 

@@ -209,7 +209,9 @@ def _count_or_false(value: Any) -> Any:
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])]
+    prompt: Annotated[
+        list[Prompt], PlainValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])
+    ]
     logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_count_or_false)] = None
 
     @property

@@ -73,7 +73,14 @@ class Story:
 def served(model: Path, story: Story) -> Iterator[tuple[int, str]]:
     """`asap-ray serve` in a process of its own: its id and URL. Everything below it must end with it."""
     log = model.parent / "serve.log"
-    command = [str(Path(sys.executable).parent / "asap-ray"), "serve", "--model", str(model), "--port", str(free_port())]
+    command = [
+        str(Path(sys.executable).parent / "asap-ray"),
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(free_port()),
+    ]
     for option, degree in (("--dp", PARALLEL.dp_groups), ("--tp", PARALLEL.tp), ("--ep", PARALLEL.moe_devices)):
         command += [option, str(degree)]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:

@@ -14,7 +14,9 @@ LEAVES: Final = (
 )
 
 VALUES: Final = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=6
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
 )
 """Any JSON value, and the numbers that JSON in Python knows besides."""
 

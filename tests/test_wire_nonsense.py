@@ -26,7 +26,16 @@ SEVERAL = settings(max_examples=100, deadline=None, suppress_health_check=[Healt
 SPEC = CacheSpec(num_layers=2, block_size=64, kinds=(grouped_query(2, 64),), element=RowType.FLOAT32)
 PAGES = Pages(pid=1, fd=2, num_bytes=3, num_blocks=4, spec=SPEC)
 DEVICE = Registration(
-    role="attention", index=0, tp_rank=0, pid=1, fd=2, num_bytes=3, epoch=4, node="n", fingerprint={"a": "b"}, pages=PAGES
+    role="attention",
+    index=0,
+    tp_rank=0,
+    pid=1,
+    fd=2,
+    num_bytes=3,
+    epoch=4,
+    node="n",
+    fingerprint={"a": "b"},
+    pages=PAGES,
 )
 MESSAGES = (
     Registrations((DEVICE,)),
@@ -72,7 +81,7 @@ def test_spoilt_transfer_parameters_are_read_or_refused(values: Any) -> None:
 
 def test_a_number_beyond_float64_is_refused_by_name() -> None:
     """JSON's integers have no end."""
-    with pytest.raises(RequestError, match="remote_blocks_expiry_time=10+ must be finite"):
+    with pytest.raises(RequestError, match=r"remote_blocks_expiry_time=10+ must be finite"):
         read_params(RemotePrefill, PREFILLED | {"remote_blocks_expiry_time": 10**400})
 
 
@@ -83,7 +92,7 @@ def test_any_notification_is_read_or_left(message: bytes) -> None:
     read_notice(message)
 
 
-@pytest.mark.parametrize("number", ["²", "9" * 5000, "٣", "-1"])  # noqa: RUF001 - digits, but not ASCII's
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "٣", "-1"])
 def test_a_strange_count_is_no_notification(number: str) -> None:
     """`int` refuses some of what `str.isdigit` takes."""
     assert read_notice(f"a:{number}".encode()) is None
@@ -140,7 +149,8 @@ def test_the_side_channel_outlives_any_caller(content: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "port"), [("127.0.0.1", 2**70), ("127.0.0.1", -1), ("127.0.0.1", 70_000), ("a" * 300, 1), ("\0", 1), ("", 0)]
+    ("host", "port"),
+    [("127.0.0.1", 2**70), ("127.0.0.1", -1), ("127.0.0.1", 70_000), ("a" * 300, 1), ("\0", 1), ("", 0)],
 )
 def test_an_address_that_is_none_is_unavailable(host: str, port: int) -> None:
     """It comes from a client, by way of `kv_transfer_params`."""

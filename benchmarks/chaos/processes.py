@@ -78,8 +78,6 @@ def look(root: int) -> list[Process]:
 def _measure(pid: int, role: str) -> Process:
     status = Path(f"/proc/{pid}/status").read_text()
     anonymous_kb = int(status.partition("RssAnon:")[2].split()[0])
-    segments = {
-        line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:asap-" in line
-    }
+    segments = {line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:asap-" in line}
     num_fds = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     return Process(pid, role, anonymous_kb / 1024, num_fds, len(segments))

@@ -57,9 +57,7 @@ class Striker:
     async def strike_any(self) -> Strike:
         """Any role by any method."""
         now = time.monotonic()
-        rested = [
-            role for role in STRUCK if sum(at_s > now - OFTEN_S for at_s in self._struck_s[role]) < OFTEN
-        ]
+        rested = [role for role in STRUCK if sum(at_s > now - OFTEN_S for at_s in self._struck_s[role]) < OFTEN]
         present = [process for process in look(self._root) if process.role in rested]
         role = self._random.choice(sorted({process.role for process in present}))
         (method,) = self._random.choices(list(METHODS), list(METHODS.values()))

@@ -1,8 +1,8 @@
 // A vandal among the peers, for AddressSanitizer: every word that carries group 0's messages, flags
-// and replies, and every doorbell, is overwritten at random while all ranks and devices run. Group 0
-// may get nothing, or nonsense; it is replaced again and again. Nothing is read or written outside a
-// buffer, devices serve on, and every sum of the other groups is right.
-// Usage: corrupt SECONDS SEED. Exits 1 at the first wrong sum.
+// and replies, and every doorbell, is overwritten at random while all ranks and devices run. Group
+// 0 may get nothing, or nonsense; it is replaced again and again. Nothing is read or written
+// outside a buffer, devices serve on, and every sum of the other groups is right. Usage: corrupt
+// SECONDS SEED. Exits 1 at the first wrong sum.
 #include <sanitizer/asan_interface.h>
 
 #include <chrono>
@@ -16,8 +16,8 @@
 namespace asap::instances {
 namespace {
 
-constexpr double kPatience = 60;   // seconds, of who is honest
-constexpr double kShort = 0.02;    // of the group whose words are overwritten
+constexpr double kPatience = 60;  // seconds, of who is honest
+constexpr double kShort = 0.02;   // of the group whose words are overwritten
 constexpr std::int64_t kGuardBytes = 1 << 16;
 constexpr std::int64_t kDoorbellEvery = 50;  // a lost ring costs 50 ms
 
@@ -84,8 +84,16 @@ struct Targets {
 
 std::uint32_t nonsense(Random& random, std::uint32_t was, const Layout& l) {
   using Limits = std::numeric_limits<std::int32_t>;
-  const std::int64_t edges[] = {0, 1, -1, Limits::max(), Limits::min(), l.slot_rows, l.slot_pairs,
-                                l.slot_results, l.num_layers, kNumSlots * l.slot_rows};
+  const std::int64_t edges[] = {0,
+                                1,
+                                -1,
+                                Limits::max(),
+                                Limits::min(),
+                                l.slot_rows,
+                                l.slot_pairs,
+                                l.slot_results,
+                                l.num_layers,
+                                kNumSlots * l.slot_rows};
   switch (pick_in(random, 0, 3)) {
     case 0:
       return was ^ (1U << pick_in(random, 0, 31));
@@ -202,7 +210,8 @@ class Instance {
   void suffer(AttentionComm& comm) {
     Random random(seed_);
     try {
-      for (std::int64_t layer = 0; !is_over_; layer = (layer + 1) % world_.shape.layout.num_layers) {
+      for (std::int64_t layer = 0; !is_over_;
+           layer = (layer + 1) % world_.shape.layout.num_layers) {
         const std::int64_t slot = layer % kNumSlots;
         const std::int64_t room = (slot == 0 ? kNumSlots : 1) * world_.shape.layout.slot_rows;
         const Batch batch(world_.shape, random, pick_in(random, 0, room));
@@ -238,5 +247,6 @@ int main(int argc, char** argv) {
   }
   std::printf("%ld instances, %ld incarnations, %ld words, %ld refused\n",
               static_cast<long>(counts.instances), static_cast<long>(counts.incarnations),
-              static_cast<long>(counts.overwritten.load()), static_cast<long>(counts.refused.load()));
+              static_cast<long>(counts.overwritten.load()),
+              static_cast<long>(counts.refused.load()));
 }

@@ -108,7 +108,9 @@ class Attention:
         self._add(state, NUM_LAYERS - 1, expert_out)
         await self.barrier.wait()
         requests = state.batch.requests
-        return Finished(tuple(Token(request_id=each.request_id, token_id=0, finish_reason="stop") for each in requests), None)
+        return Finished(
+            tuple(Token(request_id=each.request_id, token_id=0, finish_reason="stop") for each in requests), None
+        )
 
     def _add(self, state: Pass, layer: int, results: dict[int, Rows]) -> None:
         """The sum over experts, which must be the undivided model's."""

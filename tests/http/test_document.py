@@ -11,7 +11,9 @@ import httpx
 import pytest
 import schemathesis
 import uvicorn
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -27,6 +29,7 @@ from tests.http.echo_groups import EchoGroups
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 """Not those that want every body of the schema accepted: ids have a vocabulary, prompts a length."""
 
+GETS = ["/v1/models", "/v1/models/{name}", "/ready", "/health", "/ping", "/version", "/metrics"]
 POSTS = ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/tokenize", "/detokenize"]
 
 
@@ -49,20 +52,30 @@ def document(url: str) -> Any:
     return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
-schema = schemathesis.pytest.from_fixture("document")
+def ask_all(document: Any, method: str, path: str, count: int) -> None:
+    """Requests of one operation: those that fit the document, and of bodies those that do not."""
+    operation = document[path][method]
+    modes = GenerationMode if method == "POST" else [GenerationMode.POSITIVE]
+
+    @given(case=st.one_of([operation.as_strategy(generation_mode=mode) for mode in modes]))
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def ask(case: schemathesis.Case) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    ask()
 
 
-@schema.parametrize()
-@settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-def test_no_request_breaks_a_route(case: schemathesis.Case) -> None:
-    """Bodies that fit the document and bodies that do not, headers and queries: answered as documented."""
-    case.call_and_validate(checks=CHECKS)
+@pytest.mark.parametrize(("method", "path"), [*(("POST", path) for path in POSTS), *(("GET", path) for path in GETS)])
+def test_no_request_breaks_a_route(document: Any, method: str, path: str) -> None:
+    """Bodies, names and headers of any content are answered as documented."""
+    ask_all(document, method, path, count=40 if method == "POST" else 3)
 
 
 @pytest.mark.parametrize("path", POSTS)
