@@ -41,7 +41,7 @@ from asap_ray.spec import ParallelSpec
 
 PARALLEL = ParallelSpec(dp_groups=2, tp=2, moe_devices=2)
 NUM_CLIENTS = 8
-START_S = 180.0
+START_S = 600.0  # on a machine that does other work
 STOP_S = 90.0
 BEFORE_S = (3.0, 8.0)  # of load, before a strike
 AFTER_S = 3.0
