@@ -13,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-fno-var-tracking", "-pthread", "-Wall", "-Wextra", "-Werror", "-Icsrc/include"]
 HEADERS = [*ROOT.glob("csrc/include/asap/*.hpp"), *ROOT.glob("csrc/host/*.hpp"), ROOT / "tests/csrc/instances.hpp"]
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
 
 
 def is_older(made: Path, *sources: Path) -> bool:
@@ -56,7 +60,6 @@ def test_random_instances_under_a_sanitizer(sanitizer: str) -> None:
     assert (stress.returncode, stress.stderr) == (0, "")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [11, 12])
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_many_random_instances_under_a_sanitizer(sanitizer: str, seed: int) -> None:
@@ -66,7 +69,7 @@ def test_many_random_instances_under_a_sanitizer(sanitizer: str, seed: int) -> N
     assert (stress.returncode, stress.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("seconds", [3, 60])
 def test_corrupted_words_harm_nobody_else(seconds: int) -> None:
     """Flags, headers and doorbells overwritten at random: refused, never out of bounds, other groups' sums right."""
     corrupt = run(build("corrupt", "address,undefined"), seconds, 5)
