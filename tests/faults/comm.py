@@ -74,18 +74,16 @@ class Flight:
 class FaultyAttentionComm:
     """`AttentionComm` of rank (i, j)."""
 
-    def __init__(
-        self, runtime: ShakenRuntime, who: tuple[int, int, int], devices: Mapping[int, DeviceBuffer], broken: Broken
-    ) -> None:
+    def __init__(self, runtime: ShakenRuntime, who: tuple[int, int, int], tp: int, broken: Broken) -> None:
         """`who` is group, rank and epoch."""
         self.buffer = RankBuffer()
-        self.devices = dict(devices)
+        self.devices: dict[int, DeviceBuffer] = {}  # once it serves
         self._runtime = runtime
+        self._tp = tp
         self._group, self._rank, self._epoch = who
         self._broken = broken
         self._lock = Lock(runtime)
         self._flights = [Flight() for _ in range(NUM_SLOTS)]
-        self.tp = 1
 
     async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
         """See `AttentionComm`; `hidden_SH` holds the rows of each device."""
@@ -139,7 +137,7 @@ class FaultyAttentionComm:
             return
         if e in flight.owing:
             await self._write(slot, e, flight.rows[e])
-        elif self.tp > 1 and self._broken is not Broken.OWED_ONLY:
+        elif self._tp > 1 and self._broken is not Broken.OWED_ONLY:
             await self._write(slot, e, {})
 
     async def _write(self, slot: int, e: int, rows: Rows) -> None:

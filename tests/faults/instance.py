@@ -3,136 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from asap_ray.backends.virtual.door import VirtualDoor
-from asap_ray.batch import Batch, Request, Token
+from asap_ray.batch import Batch, Request
 from asap_ray.engine import attention, experts
 from asap_ray.laps import Laps, State
-from asap_ray.protocol import Finished, Routed
 from asap_ray.spec import ParallelSpec, PrefillSpec
-from tests.faults.comm import Broken, FaultyAttentionComm, FaultyMoEComm, Group, Rows
+from tests.faults.comm import Broken, FaultyAttentionComm, FaultyMoEComm, Group
+from tests.faults.model import Attention, Barrier, Experts
 from tests.faults.runtime import Process, ShakenRuntime
 
-NUM_LAYERS, NUM_EXPERTS, TOP_K = 3, 5, 2
-MODULUS = 1_000_003
 PREFILL = PrefillSpec(max_tokens=64, solo_tokens=32, inflection_tokens=8)
-
-
-def experts_of(layer: int, value: int) -> list[tuple[int, int]]:
-    """The router: distinct experts of a value in a layer, each with its weight."""
-    first = (value * 7 + layer) % NUM_EXPERTS
-    return [((first + k) % NUM_EXPERTS, 1 + (value + k) % 3) for k in range(TOP_K)]
-
-
-def expert(x: int, layer: int, value: int) -> int:
-    """What expert x makes of a row."""
-    return (value * (x + 2) + layer) % MODULUS
-
-
-def device_of(x: int, num_devices: int) -> int:
-    """Who has expert x."""
-    return x * num_devices // NUM_EXPERTS
-
-
-def next_value(layer: int, value: int) -> int:
-    """One layer of the undivided model."""
-    return (value + sum(weight * expert(x, layer, value) for x, weight in experts_of(layer, value))) % MODULUS
-
-
-def answer(value: int) -> int:
-    """The undivided model."""
-    for layer in range(NUM_LAYERS):
-        value = next_value(layer, value)
-    return value
-
-
-@dataclass(slots=True)
-class Pass:
-    """A batch on one rank: the values of its share of the tokens, as they are and as they must be."""
-
-    batch: Batch
-    values: list[int]
-
-
-class Barrier:
-    """The collectives of one incarnation of a group."""
-
-    def __init__(self, runtime: ShakenRuntime, size: int) -> None:
-        self._runtime = runtime
-        self._size = size
-        self._here = self._round = 0
-
-    async def wait(self) -> None:
-        """Until all ranks are here."""
-        self._here += 1
-        round_ = self._round
-        if self._here == self._size:
-            self._here, self._round = 0, self._round + 1
-            self._runtime.ring()
-        while self._round == round_:
-            await self._runtime.until_rung(self._runtime.rings)
-
-
-@dataclass
-class Attention:
-    """`AttentionStage` of rank j."""
-
-    runtime: ShakenRuntime
-    parallel: ParallelSpec
-    barrier: Barrier
-    tp_rank: int
-    num_layers: int = NUM_LAYERS
-
-    async def start(self, batch: Batch) -> Pass:
-        """See `AttentionStage`: every T-th token is this rank's."""
-        numbers = [int(request.request_id) * 100 + n for request in batch.requests for n in range(request.num_tokens)]
-        return Pass(batch, numbers[self.tp_rank :: self.parallel.tp])
-
-    async def attend(self, state: Pass, layer: int, expert_out: dict[int, Rows] | None) -> Routed:
-        """See `AttentionStage`."""
-        await self.barrier.wait()
-        await self.runtime.pause()
-        if expert_out is not None:
-            self._add(state, layer - 1, expert_out)
-        rows: dict[int, Rows] = {e: {} for e in range(self.parallel.moe_devices)}
-        for n, value in enumerate(state.values):
-            for x, weight in experts_of(layer, value):
-                rows[device_of(x, self.parallel.moe_devices)].setdefault(n, []).append((x, weight, value))
-        return Routed(rows, None, None)
-
-    async def finish(self, state: Pass, expert_out: dict[int, Rows]) -> Finished:
-        """See `AttentionStage`."""
-        self._add(state, NUM_LAYERS - 1, expert_out)
-        await self.barrier.wait()
-        requests = state.batch.requests
-        return Finished(
-            tuple(Token(request_id=each.request_id, token_id=0, finish_reason="stop") for each in requests), None
-        )
-
-    def _add(self, state: Pass, layer: int, results: dict[int, Rows]) -> None:
-        """The sum over experts, which must be the undivided model's."""
-        for n, value in enumerate(state.values):
-            total = value + sum(rows.get(n, 0) for rows in results.values())
-            assert total % MODULUS == next_value(layer, value), f"layer {layer}: a wrong sum of token {n}"
-            state.values[n] = total % MODULUS
-
-
-@dataclass
-class Experts:
-    """`MoEStage`: one weighted sum a row."""
-
-    runtime: ShakenRuntime
-
-    async def super_kernel(self, layer: int, rows_RH: list[Rows], num_rows_E: Any) -> list[Rows]:  # noqa: ARG002
-        """See `MoEStage`."""
-        await self.runtime.pause()
-        return [
-            {n: sum(weight * expert(x, layer, value) for x, weight, value in row) for n, row in rows.items()}
-            for rows in rows_RH
-        ]
 
 
 @dataclass
@@ -160,14 +44,6 @@ class DeviceLife:
     is_serving: bool = False
 
 
-@dataclass
-class Work:
-    """Batches of one group: what is yet to be answered runs again when the group is lost."""
-
-    batches: list[Batch]
-    answered: list[str] = field(default_factory=list)
-
-
 class Instance:
     """D groups and E devices, and the owner who replaces what is lost (`actors.recovery`, in the same order)."""
 
@@ -178,14 +54,16 @@ class Instance:
         self._epoch = 0
         self._absent = {("group", i) for i in range(parallel.dp_groups)}
         self._absent |= {("device", e) for e in range(parallel.moe_devices)}
-        self.work = [Work(self._batches(i, num_batches)) for i in range(parallel.dp_groups)]
+        self.work = [
+            self._batches(i, num_batches) for i in range(parallel.dp_groups)
+        ]  # yet to be answered
         self.devices: list[DeviceLife] = []
         self.groups = [self._new_group(i) for i in range(parallel.dp_groups)]
         self.devices = [self._new_device(e) for e in range(parallel.moe_devices)]
 
     async def run(self) -> None:
         """Until every batch is answered; whoever is lost meanwhile is replaced."""
-        while any(work.batches for work in self.work):
+        while any(self.work):
             if self._joined():
                 await self.runtime.until_rung(self.runtime.rings)
             else:
@@ -294,13 +172,10 @@ class Instance:
     def _new_group(self, i: int) -> GroupLife:
         self._epoch += self.broken is not Broken.SAME_EPOCH
         process = Process(self.runtime, f"group {i} epoch {self._epoch}")
-        comms = []
-        for j in range(self._parallel.tp):
-            comm = FaultyAttentionComm(self.runtime, (i, j, self._epoch), {}, self.broken)
-            comm.tp = self._parallel.tp
-            comms.append(comm)
+        tp = self._parallel.tp
+        comms = [FaultyAttentionComm(self.runtime, (i, j, self._epoch), tp, self.broken) for j in range(tp)]
         door = VirtualDoor(self.runtime, PREFILL, i, lambda batch, _tokens, _stamps: self._answered(i, batch))
-        for batch in self.work[i].batches:
+        for batch in self.work[i]:
             door.put(batch)
         return GroupLife(process, self._epoch, comms, door)
 
@@ -313,8 +188,8 @@ class Instance:
 
     def _answered(self, i: int, batch: Batch) -> None:
         self.runtime.note(f"answered {batch.requests[0].request_id}")
-        assert batch in self.work[i].batches, "a batch is answered twice"
-        self.work[i].batches.remove(batch)
+        assert batch in self.work[i], "a batch is answered twice"
+        self.work[i].remove(batch)
         self.runtime.ring()
 
     def _batches(self, i: int, count: int) -> list[Batch]:
