@@ -21,6 +21,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -97,8 +98,6 @@ def served(model: Path, story: Story) -> Iterator[tuple[int, str]]:
 
 def free_port() -> int:
     """A port nobody listens on."""
-    import socket  # noqa: PLC0415
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -155,9 +154,10 @@ async def soak(story: Story, root: int, url: str, model: Path, minutes: float) -
     striker, auditor = Striker(root, url, story.seed), Auditor(root, url, PARALLEL)
     load = Load(url, prompts, striker.is_forgiving, story.seed)
     clients = [asyncio.create_task(load.client()) for _ in range(NUM_CLIENTS)]
-    given = iter(QUICK)
+    given = iter(QUICK if not minutes else ())
+    end_s = time.monotonic() + 60 * minutes
     try:
-        while (blow := next(given, None) if not minutes else None) or time.monotonic() - story.began_s < 60 * minutes:
+        while (blow := next(given, None)) or time.monotonic() < end_s:
             await round_of(story, load, striker, auditor, blow)
     except TimeoutError:
         story.violate(f"nobody is served any more: {load.tally.outcomes}")
