@@ -206,7 +206,7 @@ class PrefillInstance:
 
     async def _create(self) -> None:
         config, message = self._config, encode(self._config)
-        placement = reserve(config.name, config.parallel)
+        placement = reserve(config)
         self._placement_id = placement.id
         await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, self._left_s())
         kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone
@@ -333,14 +333,16 @@ async def _gone(name: str) -> None:
 
 
 def agree(registered: Mapping[str, Registration]) -> None:
-    """The join handshake: every device must have loaded the same model and configuration, on one node.
+    """The join handshake: every device must have loaded the same model and configuration, and reach the others.
 
     Raises:
         ConfigError: names two that differ, the field, and both values.
     """
     (first, reference), *others = registered.items()
     for name, registration in others:
-        mine, its = ({"node": each.node, **each.fingerprint} for each in (reference, registration))
+        pair = (reference, registration)
+        is_linked = all(each.link for each in pair)
+        mine, its = ({"node": "" if is_linked else each.node, **each.fingerprint} for each in pair)
         for field, ours, theirs in differing_fields(mine, its):
             raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")
 

@@ -143,6 +143,7 @@ class World:
         self.ranks[i][j].async_dispatch_send(
             slot, layer, hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, PATIENCE_S
         )
+        self.kind.settle()
 
     def serve(self, e: int) -> Any:
         """Take one item, let the experts of device e work on it, send the results."""
@@ -151,6 +152,7 @@ class World:
         rows_RH = floats_of(item.rows, self.compute_type)
         results_RH = (rows_RH * factors_R[:, None]).astype(np.float32)
         self.devices[e].async_combine_send(item, bits_of(results_RH, self.compute_type))
+        self.kind.settle()
         return item
 
     def receive(
