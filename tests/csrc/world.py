@@ -121,6 +121,7 @@ class World:
         self.devices[e] = self.open_device(e)
         for rank in itertools.chain.from_iterable(self.ranks):
             rank.replace_device(e, self.moe_buffers[e])
+        self.kind.settle()
 
     def restart_group(self, i: int) -> None:
         """Group i is dead: another with an epoch of its own, of which every device hears first."""
