@@ -27,6 +27,16 @@ NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
 
 
+def group_names(config: ServeConfig) -> list[str]:
+    """Names of the attention groups' actors, in the order of i."""
+    return [f"{config.name}:attention:{i}" for i in range(config.parallel.dp_groups)]
+
+
+def device_names(config: ServeConfig) -> list[str]:
+    """Names of the MoE devices' actors, in the order of e."""
+    return [f"{config.name}:moe:{e}" for e in range(config.parallel.moe_devices)]
+
+
 def running_names(name: str) -> list[str]:
     """Actors of the instance `name` that the cluster knows, whatever degrees they were started with."""
     listed = ray.util.list_named_actors(all_namespaces=True)

@@ -17,10 +17,10 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table
 from transformers import AutoModelForCausalLM
 
-from asap_ray.actors.app import served_model
 from asap_ray.actors.lease import end_instance
-from asap_ray.actors.placement import running_names
-from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, group_names
+from asap_ray.actors.placement import device_names, group_names, running_names
+from asap_ray.actors.prefill_instance import PrefillInstance, agree
+from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig

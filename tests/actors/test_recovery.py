@@ -14,8 +14,9 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from asap_ray.actors.app import served_model
-from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
+from asap_ray.actors.placement import device_names, group_names
+from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig
