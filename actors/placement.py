@@ -86,7 +86,7 @@ def wait_for_places(group: PlacementGroup, num_devices: int, timeout_s: float) -
         remove_placement_group(group)
         free, total = _count(ray.available_resources), _count(ray.cluster_resources)
         raise ConfigError(
-            f"{num_devices} {RESOURCE} were not free on one node within {timeout_s:.1f} s: "
+            f"{num_devices} {RESOURCE} were not free within {timeout_s:.1f} s: "
             f"{free:g} of the cluster's {total:g} are free"
         ) from None
 
