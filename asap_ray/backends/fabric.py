@@ -50,7 +50,7 @@ class FabricPorts(HostPorts):
 
     def create(self, name: str, num_bytes: int) -> _native.SharedBuffer:
         """See `Ports`; peers on other hosts may write to it too."""
-        buffer = super().create(name, num_bytes)
+        buffer: _native.SharedBuffer = super().create(name, num_bytes)
         self._link = NixlLink(name, buffer)
         return buffer
 
@@ -65,7 +65,8 @@ class FabricPorts(HostPorts):
             ConfigError: that peer has no link.
         """
         if self._is_near(peer):
-            return super().open(peer)
+            near: _native.SharedBuffer = super().open(peer)
+            return near
         if not peer.link:
             raise ConfigError(f"{peer.role} {peer.index} on {peer.node} has no NIXL link; its fabric is shm")
         mirror = _native.SharedBuffer.create_sparse(f"mirror-{peer.role}-{peer.index}-{peer.tp_rank}", peer.num_bytes)
@@ -77,14 +78,14 @@ class FabricPorts(HostPorts):
 
     def attention(self, **endpoint: Any) -> _native.AttentionComm:
         """See `Ports`."""
-        native = super().attention(**endpoint)
+        native: _native.AttentionComm = super().attention(**endpoint)
         who = {key: endpoint[key] for key in ("dp_group", "tp_rank")}
         self._carry_for(AttentionEnd(endpoint["layout"], endpoint["buffer"], **who))
         return native
 
     def moe(self, **endpoint: Any) -> _native.MoEComm:
         """See `Ports`."""
-        native = super().moe(**endpoint)
+        native: _native.MoEComm = super().moe(**endpoint)
         self._carry_for(MoEEnd(endpoint["layout"], endpoint["buffer"], endpoint["moe_device"]))
         return native
 

@@ -64,7 +64,7 @@ class Host:
 
     def unplug(self) -> None:
         """Nothing passes its cable any more."""
-        _ip("link", "set", _cable(self.name), "down")
+        _ip("link", "set", _network(self.name), "down")
 
 
 @contextmanager
@@ -83,23 +83,27 @@ def hosts(count: int, logs: Path) -> Iterator[list[Host]]:
         for host in started:
             host.process.send_signal(signal.SIGKILL)  # --kill-child: all of its processes with it
             host.process.wait()
-            subprocess.run(["ip", "netns", "del", _space(host.name)], check=False)
+        for number in range(1, count + 1):
+            for thing in ("link", "netns"):  # one name for the cable and its network; perhaps it was not made
+                subprocess.run(["ip", thing, "del", _network(f"host{number}")], check=False, capture_output=True)
         _ip("link", "del", BRIDGE)
 
 
 def _start(number: int, logs: Path) -> Host:
     name, address = f"host{number}", f"{SUBNET}.{number}"
-    space, cable = _space(name), _cable(name)
-    _ip("netns", "add", space)
-    _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", space)
-    _ip("link", "set", cable, "master", BRIDGE, "up")
-    _ip("-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
-    _ip("-n", space, "link", "set", "eth0", "up")
-    role = ["--head", f"--port={PORT}", "--include-dashboard=false"] if number == 1 else [f"--address={SUBNET}.1:{PORT}"]
+    network = _network(name)
+    _ip("netns", "add", network)
+    _ip("link", "add", network, "type", "veth", "peer", "name", "eth0", "netns", network)
+    _ip("link", "set", network, "master", BRIDGE, "up")
+    _ip("-n", network, "addr", "add", f"{address}/24", "dev", "eth0")
+    _ip("-n", network, "link", "set", "eth0", "up")
+    head, other = ["--head", f"--port={PORT}", "--include-dashboard=false"], [f"--address={SUBNET}.1:{PORT}"]
+    role = head if number == 1 else other
     node = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={address}", *role]
     node += ["--num-cpus=0", '--resources={"NPU": 1}', f"--object-store-memory={96 << 20}"]
     own = ["unshare", "--pid", "--ipc", "--uts", "--mount", "--fork", "--mount-proc", "--kill-child"]
-    command = ["ip", "netns", "exec", space, *own, "bash", "-c", _BOOT.format(name=name, address=address), "boot", *node]
+    boot = ["bash", "-c", _BOOT.format(name=name, address=address), "boot"]
+    command = ["ip", "netns", "exec", network, *own, *boot, *node]
     with (logs / f"{name}.log").open("wb") as output:
         process = subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
     return Host(name, address, process, _first_child(process.pid))
@@ -124,11 +128,7 @@ def _first_child(pid: int) -> int:
     raise AssertionError(f"process {pid} has no child")
 
 
-def _space(name: str) -> str:
-    return f"asap-{name}"
-
-
-def _cable(name: str) -> str:
+def _network(name: str) -> str:
     return f"asap-{name}"
 
 
