@@ -18,8 +18,8 @@ from typing import Any
 import ray
 import torch
 
+from asap_ray.actors.endpoints import http_endpoint
 from asap_ray.actors.prefill_instance import PrefillInstance
-from asap_ray.actors.replay_job import http_endpoint
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request
 from asap_ray.config import ServeConfig

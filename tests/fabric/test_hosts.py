@@ -1,4 +1,4 @@
-"""An instance over three hosts, each with a network, processes and memory of its own; one after the other is cut off."""
+"""An instance over three hosts, each with a network and processes of its own; one after the other is cut off."""
 
 from __future__ import annotations
 
