@@ -211,6 +211,10 @@ class MoEMirror:
         """The MoE device has read the slot's message."""
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in: what has to be registered."""
+
+    @property
     def bell(self) -> tuple[SharedBuffer, int]:
         """Rings when there is a message."""
 
@@ -220,6 +224,10 @@ class AttentionMirror:
     def __init__(self, layout: Layout, buffer: SharedBuffer, moe_device: int) -> None: ...
     def take(self, slot: int) -> tuple[bytes, list[tuple[int, int]]] | None:
         """The reply in the slot, once: its header, and (offset, num_bytes) of the ranges to carry before it."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in: what has to be registered."""
 
     @property
     def bell(self) -> tuple[SharedBuffer, int]:

@@ -36,10 +36,11 @@ class Carrier:
         self._watch: _native.Watch | None = None
         self._thread = threading.Thread(target=self._run, name="asap-carrier", daemon=True)
 
-    def join(self, peer: Registration, mirror: _native.SharedBuffer) -> None:
+    def join(self, peer: Registration, buffer: _native.SharedBuffer) -> None:
         """A peer on another host, and what this device writes to in its place; it may follow a dead one."""
         with self._changing:
-            dead = self._end.join(self._link.join(peer, mirror), peer, mirror)
+            mirror = self._end.mirror(buffer)
+            dead = self._end.join(self._link.join(peer, buffer, mirror.span), peer, mirror)
             if dead:
                 self._link.leave(dead)
             self._watch = _native.Watch(self._end.bells())

@@ -17,11 +17,29 @@ from asap_ray.spec import NUM_SLOTS
 Bell = tuple[_native.SharedBuffer, int]
 
 
+class Mirror(Protocol):
+    """What a device writes to instead of a peer's buffer."""
+
+    @property
+    def bell(self) -> Bell:
+        """Rings when there is something to take."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in."""
+
+    def take(self, slot: int) -> tuple[bytes, list[tuple[int, int]]] | None:
+        """What is in the slot, once: header and ranges."""
+
+
 class End(Protocol):
     """One device, to whoever carries for it."""
 
-    def join(self, name: str, peer: Registration, mirror: _native.SharedBuffer) -> str | None:
-        """A peer by its name on the link; the name of the dead one it follows."""
+    def mirror(self, buffer: _native.SharedBuffer) -> Any:
+        """Memory that has the layout of a peer's buffer, as a `Mirror`."""
+
+    def join(self, name: str, peer: Registration, mirror: Any) -> str | None:
+        """A peer by its name on the link, and its mirror; the name of the dead one it follows."""
 
     def take(self, name: str, note: bytes) -> None:
         """What a peer says."""
@@ -44,14 +62,18 @@ class AttentionEnd:
         self._devices: dict[str, int] = {}
         self._mirrors: dict[str, _native.MoEMirror] = {}
 
-    def join(self, name: str, peer: Registration, mirror: _native.SharedBuffer) -> str | None:
+    def mirror(self, buffer: _native.SharedBuffer) -> _native.MoEMirror:
+        """See `End`."""
+        return _native.MoEMirror(self._layout, buffer, *self._rank)
+
+    def join(self, name: str, peer: Registration, mirror: _native.MoEMirror) -> str | None:
         """See `End`."""
         dead = self._names.get(peer.index)
         if dead:
             del self._mirrors[dead], self._devices[dead]
         self._names[peer.index] = name
         self._devices[name] = peer.index
-        self._mirrors[name] = _native.MoEMirror(self._layout, mirror, *self._rank)
+        self._mirrors[name] = mirror
         return dead
 
     def take(self, name: str, note: bytes) -> None:
@@ -92,15 +114,18 @@ class MoEEnd:
         self._names: dict[tuple[int, int], str] = {}  # by (i, j)
         self._ranks: dict[str, _RemoteRank] = {}
 
-    def join(self, name: str, peer: Registration, mirror: _native.SharedBuffer) -> str | None:
+    def mirror(self, buffer: _native.SharedBuffer) -> _native.AttentionMirror:
+        """See `End`."""
+        return _native.AttentionMirror(self._layout, buffer, self._moe_device)
+
+    def join(self, name: str, peer: Registration, mirror: _native.AttentionMirror) -> str | None:
         """See `End`."""
         place = (peer.index, peer.tp_rank)
         dead = self._names.get(place)
         if dead:
             del self._ranks[dead]
         self._names[place] = name
-        view = _native.AttentionMirror(self._layout, mirror, self._moe_device)
-        self._ranks[name] = _RemoteRank(place, view)
+        self._ranks[name] = _RemoteRank(place, mirror)
         return dead
 
     def take(self, name: str, note: bytes) -> None:
@@ -127,7 +152,7 @@ class MoEEnd:
         return [self._inbox.bell, *(rank.mirror.bell for rank in self._ranks.values())]
 
 
-def _messages(name: str, mirror: Any) -> Iterator[Parcel]:
+def _messages(name: str, mirror: Mirror) -> Iterator[Parcel]:
     for slot in range(NUM_SLOTS):
         if taken := mirror.take(slot):
             header, ranges = taken

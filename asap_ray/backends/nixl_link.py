@@ -65,17 +65,20 @@ class NixlLink:
         nixl = require_nixl()
         options = nixl.nixl_agent_config(backends=_BACKENDS, enable_prog_thread=False)
         self._agent = nixl.nixl_agent(f"{name}-{uuid.uuid4().hex}", options)
-        self._register(buffer)
+        self._register(buffer, (0, buffer.num_bytes))
         self.metadata: bytes = self._agent.get_agent_metadata()
         self._peers: dict[str, _Peer] = {}
         self.num_sent = 0
         self.num_received = 0
 
-    def join(self, peer: Registration, mirror: _native.SharedBuffer) -> str:
-        """Link to a peer, whose buffer `mirror` has the layout of; the name by which it is known here."""
+    def join(self, peer: Registration, mirror: _native.SharedBuffer, span: tuple[int, int]) -> str:
+        """Link to a peer, whose buffer `mirror` has the layout of; the name by which it is known here.
+
+        `span` is the offset and size of what parcels to it lie in: registered memory may be pinned.
+        """
         name: str = self._agent.add_remote_agent(peer.link).decode()
         who = f"{peer.role} {peer.index} rank {peer.tp_rank} on {peer.node}"
-        self._peers[name] = _Peer(who, mirror, peer.base, self._register(mirror))
+        self._peers[name] = _Peer(who, mirror, peer.base, self._register(mirror, span))
         return name
 
     def leave(self, name: str) -> None:
@@ -112,8 +115,9 @@ class NixlLink:
             if name in self._peers and not self._peers[name].has_left:
                 yield from ((name, note) for note in notes)
 
-    def _register(self, buffer: _native.SharedBuffer) -> Any:
-        where = [(buffer.address, buffer.num_bytes, 0, "")]
+    def _register(self, buffer: _native.SharedBuffer, span: tuple[int, int]) -> Any:
+        offset, num_bytes = span
+        where = [(buffer.address + offset, num_bytes, 0, "")]
         return self._agent.register_memory(self._agent.get_reg_descs(where, "DRAM"), backends=_BACKENDS)
 
     def _write(self, peer: _Peer, parcel: Parcel) -> None:

@@ -21,6 +21,11 @@ py::object to_python(const std::optional<Parcel>& parcel) {
 }
 
 template <class Mirror>
+std::pair<std::int64_t, std::int64_t> span(const Mirror& mirror) {
+  return {mirror.span().offset, mirror.span().num_bytes};
+}
+
+template <class Mirror>
 py::object take(Mirror& mirror, std::int64_t slot) {
   return to_python(mirror.take(slot));
 }
@@ -31,11 +36,13 @@ void bind_senders(py::module_& m) {
            py::arg("buffer"), py::arg("dp_group"), py::arg("tp_rank"))
       .def("take", &take<MoEMirror>, py::arg("slot"))
       .def("credit", &MoEMirror::credit, py::arg("slot"))
+      .def_property_readonly("span", &span<MoEMirror>)
       .def_property_readonly("bell", &MoEMirror::bell);
   py::class_<AttentionMirror>(m, "AttentionMirror")
       .def(py::init<const Layout&, BufferPtr, std::int64_t>(), py::arg("layout"), py::arg("buffer"),
            py::arg("moe_device"))
       .def("take", &take<AttentionMirror>, py::arg("slot"))
+      .def_property_readonly("span", &span<AttentionMirror>)
       .def_property_readonly("bell", &AttentionMirror::bell);
 }
 

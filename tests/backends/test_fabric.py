@@ -129,7 +129,7 @@ def test_a_header_waits_for_a_dead_ones_message_to_be_dropped() -> None:
     world.send(world.tokens(2), j=0)
     end = MoEEnd(world.native_layout, world.moe_buffers[0], moe_device=0)
     mirror = _native.SharedBuffer.create_sparse("mirror", world.layout.attention_bytes)
-    end.join("heir", peer_of(role="attention", index=0), mirror)
+    end.join("heir", peer_of(role="attention", index=0), end.mirror(mirror))
     header = bytes(world.header(0)).replace((1).to_bytes(8, "little"), (9).to_bytes(8, "little"))
 
     end.take("heir", bytes([0]) + header)
@@ -156,7 +156,7 @@ def test_a_note_that_does_not_fit_is_refused(note: bytes, text: str) -> None:
     world = World()
     end = MoEEnd(world.native_layout, world.moe_buffers[0], moe_device=0)
     mirror = _native.SharedBuffer.create_sparse("mirror", world.layout.attention_bytes)
-    end.join("peer", peer_of(role="attention", index=0), mirror)
+    end.join("peer", peer_of(role="attention", index=0), end.mirror(mirror))
     before = bytes(world.kind.bytes_of(world.moe_buffers[0]))
     size = 1 + world.layout.header_bytes
 
@@ -172,7 +172,7 @@ def test_a_broken_link_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     buffers = [_native.SharedBuffer.create(name, 4096) for name in ("mine", "theirs")]
     mine, theirs = (NixlLink(name, buffer) for name, buffer in zip(("mine", "theirs"), buffers, strict=True))
     far = peer_of(link=theirs.metadata, base=buffers[1].address)
-    name = mine.join(far, _native.SharedBuffer.create_sparse("mirror", 4096))
+    name = mine.join(far, _native.SharedBuffer.create_sparse("mirror", 4096), (0, 4096))
     outside = Parcel(name, b"note", [(1 << 30, 8)])
 
     with caplog.at_level(logging.ERROR):

@@ -47,6 +47,12 @@ class MoEMirror {
   // The MoE device has read the slot's message.
   void credit(std::int64_t slot) const;
 
+  // All ranges of all messages lie in it: what has to be registered.
+  Range span() const {
+    return {layout_.moe_regions + (dp_group_ * layout_.tp + tp_rank_) * layout_.region_bytes,
+            layout_.region_bytes};
+  }
+
   // Rings when there is a message.
   Bell bell() const { return {buffer_, layout_.moe_arrivals}; }
 
@@ -68,6 +74,11 @@ class AttentionMirror {
 
   // The reply in the slot, once.
   std::optional<Parcel> take(std::int64_t slot) const;
+
+  // All ranges of all replies lie in it: what has to be registered.
+  Range span() const {
+    return {layout_.attention_results, layout_.attention_bytes - layout_.attention_results};
+  }
 
   // Rings when there is a reply.
   Bell bell() const { return {buffer_, layout_.attention_replies}; }
