@@ -235,13 +235,15 @@ class PrefillInstance:
 
 
 def agree(registered: Mapping[str, Registration]) -> None:
-    """The join handshake: every device must have loaded the same model and configuration, on one node.
+    """The join handshake: every device must have loaded the same model and configuration, and reach the others.
 
     Raises:
         ConfigError: names two that differ, the field, and both values.
     """
     (first, reference), *others = registered.items()
     for name, registration in others:
-        mine, its = ({"node": each.node, **each.fingerprint} for each in (reference, registration))
+        pair = (reference, registration)
+        is_linked = all(each.link for each in pair)
+        mine, its = ({"node": "" if is_linked else each.node, **each.fingerprint} for each in pair)
         for field, ours, theirs in differing_fields(mine, its):
             raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")
