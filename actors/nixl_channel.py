@@ -113,8 +113,9 @@ class NixlChannel:
     async def _serve(self, engine: _Engine) -> None:
         """Handshakes, one after the other."""
         while True:
-            identity, _, message = await engine.socket.recv_multipart()
+            parts = await engine.socket.recv_multipart()
             try:
+                identity, _, message = parts
                 region = engine.regions[asked_rank(message)]
                 reply = handshake(await self._their_handshake(), region)
             except (AsapError, LookupError, ValueError, TypeError) as error:

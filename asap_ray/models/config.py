@@ -131,7 +131,7 @@ def read_sizes(fields: Fields, directory: Path) -> dict[str, Any]:
     return {
         "vocab_size": fields.size("vocab_size"),
         "hidden": fields.size("hidden_size"),
-        "num_layers": fields.size("num_hidden_layers"),
+        "num_layers": fields.num_layers(),
         "num_guessing": max(fields.count(key, 0) for key in ("num_nextn_predict_layers", "num_mtp_layers")),
         "fp8_block": fields.fp8_block(),
         "tie_word_embeddings": fields.flag("tie_word_embeddings"),

@@ -45,7 +45,8 @@ def understand(config: dict[str, Any], directory: Path) -> ModelConfig:
 
 
 def _read(fields: Fields, directory: Path) -> ModelConfig:
-    family = FAMILIES.get(fields.take("model_type"))
+    model_type = fields.take("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise fields.wrong("model_type", f"one of the supported architectures, {', '.join(FAMILIES)}")
     fields.only("architectures", [family.architecture])

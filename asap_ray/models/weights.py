@@ -122,7 +122,7 @@ class Checkpoint:
                 self._open[file] = safe_open(path, framework="pt")
             except FileNotFoundError:
                 raise ConfigError(f"{path} is missing") from None
-            except SafetensorError as error:
+            except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
         return self._open[file]
 
@@ -135,12 +135,13 @@ class Checkpoint:
         path = self._directory / INDEX_FILE
         try:
             file_of = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} is not a safetensors index: {error!r}") from None
         if not isinstance(file_of, dict):
             raise ConfigError(f"{path}: weight_map must be an object")
         for name, file in file_of.items():
-            if not isinstance(file, str) or file != Path(file).name or not file.endswith(".safetensors"):
+            is_plain = isinstance(file, str) and file == Path(file).name and file.isprintable()
+            if not is_plain or not file.endswith(".safetensors"):
                 raise ConfigError(f"{path}: {name!r} lies in {file!r}, not a safetensors file of this directory")
         return file_of
 
