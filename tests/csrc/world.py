@@ -120,7 +120,7 @@ class World:
         self.moe_buffers[e] = self.kind.create(f"moe-{e}", self.layout.moe_bytes)
         self.devices[e] = self.open_device(e)
         for rank in itertools.chain.from_iterable(self.ranks):
-            rank.replace_device(e, self.moe_buffers[e])
+            rank.replace_device(e, self.kind.peer(self.moe_buffers[e]))
 
     def restart_group(self, i: int) -> None:
         """Group i is dead: another with an epoch of its own, of which every device hears first."""

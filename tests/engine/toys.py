@@ -259,7 +259,7 @@ class ToyInstance:
         self._moe_buffers[e] = self._kind.create(f"moe-{e}", layout_of(toy.whole).moe_bytes)
         device = self._device(toy, e, no_delay)
         for port in self._ports:
-            port.replace_device(e, self._moe_buffers[e])
+            port.replace_device(e, self._kind.peer(self._moe_buffers[e]))
         return device
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:
