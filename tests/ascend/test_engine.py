@@ -68,6 +68,7 @@ class Running:
         loops = [lambda r=r, d=d: r.serve(d) for r, d in zip(self.ranks, doors, strict=True)]
         loops += [device.serve for e, device in enumerate(self.devices) if e not in dead]
         self._failures: list[BaseException] = []
+        self._dead: list[HostMoE] = []  # what was killed closes nothing: its peers' mappings stay
         self._threads: list[threading.Thread] = []
         for loop in loops:
             self._start(loop)
@@ -82,6 +83,7 @@ class Running:
         successor.connect(self._rank_places)
         for rank in self.ranks:
             rank.replace_device(successor.registration({}))
+        self._dead.append(self.devices[e])
         self.devices[e] = successor
         self._start(successor.serve)
 
