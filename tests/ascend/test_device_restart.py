@@ -10,6 +10,8 @@ from tests.engine.test_device_restart import POINTS, Death, Mortal
 from tests.engine.test_host import LIMIT, whole
 from tests.engine.toys import Toy, ToyInstance, expected, random_batch
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("point", POINTS)
 def test_no_answer_is_lost_or_wrong(point: str) -> None:
