@@ -26,6 +26,8 @@ class Kind(Protocol):
     def rank(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]: ...
+    def settle(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class HostKind:
@@ -62,6 +64,12 @@ class HostKind:
         for device in devices:
             device.replace_group(group, heirs, epoch)
         return heirs
+
+    def settle(self) -> None:
+        """Wait until what was sent has arrived: in shared memory it has."""
+
+    def close(self) -> None:
+        """End what works in the background: nothing does."""
 
 
 class AscendKind:
@@ -106,6 +114,12 @@ class AscendKind:
         for device in devices:
             device.replace_group(group, self._peers(heirs), epoch)
         return heirs
+
+    def settle(self) -> None:
+        """Wait until what was sent has arrived: the fake runtime has run the kernels."""
+
+    def close(self) -> None:
+        """End what works in the background: nothing does."""
 
     def opened(self, key: bytes, num_bytes: int) -> Any:
         """A buffer of another process."""

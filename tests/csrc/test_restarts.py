@@ -244,15 +244,16 @@ def test_a_new_group_is_served_beside_the_rows_of_the_old_one(world: World) -> N
 
 
 @pytest.mark.parametrize(("e", "text"), [(2, "moe_device=2 is not in 0..1"), (-1, "moe_device=-1 is not in 0..1")])
-def test_only_a_device_that_is_there_is_replaced(world: World, e: int, text: str) -> None:
+def test_only_a_device_that_is_there_is_replaced(e: int, text: str) -> None:
     """The error names the number and the range."""
+    world = World()
     with pytest.raises(ValueError, match=text):
         world.ranks[0][0].replace_device(e, world.moe_buffers[0])
 
 
 def test_a_group_comes_back_whole(world: World) -> None:
     """As many buffers as ranks, each of the layout's size."""
-    small = world.kind.create("small", 4096)
+    small = world.kind.create("attention-0-0", 4096)
 
     with pytest.raises(ValueError, match="2 attention_buffers for 1 ranks of a group"):
         world.devices[0].replace_group(0, [small, small], 9)
