@@ -346,7 +346,10 @@ class ascend:  # noqa: N801
         def num_bytes(self) -> int: ...
 
     class AttentionComm:
-        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory."""
+        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory.
+
+        Rows that were sent `_on_die` stay unchanged until the slot's results have been received.
+        """
 
         def __init__(
             self,
@@ -374,6 +377,8 @@ class ascend:  # noqa: N801
         ) -> None: ...
         def async_combine_recv(self, slot: int, out: _Rows, timeout_s: float) -> None: ...
         def async_combine_recv_on_die(self, slot: int, out: int, timeout_s: float) -> None: ...
+        def replace_device(self, moe_device: int, buffer: ascend.SharedBuffer) -> None: ...
+        def be_patient(self, seconds: float) -> None: ...
         @property
         def backpressure_s(self) -> list[float]: ...
         def abort(self) -> None: ...
@@ -422,14 +427,25 @@ class ascend:  # noqa: N801
         def async_dispatch_recv(self, timeout_s: float) -> ascend.Item: ...
         def async_combine_send(self, item: ascend.Item, results: _Rows) -> None: ...
         def async_combine_send_on_die(self, item: ascend.Item, results: int) -> None: ...
-        def set_epoch(self, dp_group: int, epoch: int) -> None: ...
+        def replace_group(self, dp_group: int, buffers: Sequence[ascend.SharedBuffer], epoch: int) -> None: ...
         def abort(self) -> None: ...
 
     class SuperKernel:
-        """The experts of one device on its die: weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type (3.4.2)."""
+        """The experts of one device on its die (3.4.2): weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type.
+
+        With scales of their outputs, [L, E, 2 I] and [L, E, H], the weights are int8 (W8A8).
+        """
 
         def __init__(
-            self, die: ascend.Die, layout: Layout, moe_device: int, row_type: str, gate_up: _Rows, down: _Rows
+            self,
+            die: ascend.Die,
+            layout: Layout,
+            moe_device: int,
+            row_type: str,
+            gate_up: _Rows | NDArray[np.int8],
+            down: _Rows | NDArray[np.int8],
+            gate_up_scale: NDArray[np.float32] | None = None,
+            down_scale: NDArray[np.float32] | None = None,
         ) -> None: ...
         def run(self, item: ascend.Item, results: int) -> None:
             """Unweighted results of the item's rows, to an address on the die, such as its own `results_at`."""
