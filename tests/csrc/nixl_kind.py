@@ -91,7 +91,7 @@ class NixlKind(HostKind):
         """Wait until every parcel that was sent has been taken, and what follows from it too."""
         deadline_s = time.monotonic() + PATIENCE_S
         carriers = [owned.ports.carrier for owned in self._owned if owned.ports.carrier]
-        while any(carrier.carry() for carrier in carriers) or sum(carrier.num_under_way for carrier in carriers):
+        while sum(carrier.num_under_way for carrier in carriers) or any(carrier.carry() for carrier in carriers):
             assert time.monotonic() < deadline_s, "notes are still under way"
 
     def close(self) -> None:
