@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -42,6 +43,13 @@ def running_names(name: str) -> list[str]:
     listed = ray.util.list_named_actors(all_namespaces=True)
     mine = [each["name"] for each in listed if each["namespace"] == NAMESPACE]
     return [actor for actor in mine if actor.rpartition(":")[0] in (f"{name}:attention", f"{name}:moe")]
+
+
+def running_in_app(app: str) -> list[str]:
+    """Actors of all instances of an application that the cluster knows."""
+    pattern = re.compile(rf"{re.escape(app)}(:\d+)?:(attention|moe):\d+")
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in listed if each["namespace"] == NAMESPACE and pattern.fullmatch(each["name"])]
 
 
 def reserve(config: ServeConfig) -> PlacementGroup:

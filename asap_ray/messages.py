@@ -74,7 +74,8 @@ class LeaseCall:
     verb: str  # of `VERBS`
     engine_id: str
     request_id: str
-    num_consumers: int = 1  # ranks of the decode side that each say so once they have pulled
+    consumer: str = ""  # which rank of the decode side has pulled
+    num_consumers: int = 1  # how many of them there are
 
 
 VERBS: Final = ("read", "heartbeat", "pulled", "abort")
