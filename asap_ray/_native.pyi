@@ -29,6 +29,14 @@ class SharedBuffer:
         """
 
     @staticmethod
+    def create_sparse(name: str, num_bytes: int) -> SharedBuffer:
+        """The same, but pages come when they are written.
+
+        Raises:
+            OSError: the system refuses.
+        """
+
+    @staticmethod
     def open(pid: int, fd: int, num_bytes: int) -> SharedBuffer:
         """Map the buffer of a process of the same user.
 
@@ -47,6 +55,10 @@ class SharedBuffer:
 
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def address(self) -> int:
+        """Of its first byte in this process."""
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class AttentionComm:
@@ -187,6 +199,75 @@ class MoEComm:
 
     def abort(self) -> None:
         """Every wait, present or later, raises Closed within 60 ms."""
+
+class MoEMirror:
+    """What rank j of group i writes to instead of a MoE device's buffer on another host."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer, dp_group: int, tp_rank: int) -> None: ...
+    def take(self, slot: int) -> tuple[bytes, list[tuple[int, int]]] | None:
+        """The slot's message, once: its header, and (offset, num_bytes) of the ranges to carry before it."""
+
+    def credit(self, slot: int) -> None:
+        """The MoE device has read the slot's message."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in: what has to be registered."""
+
+    @property
+    def bell(self) -> tuple[SharedBuffer, int]:
+        """Rings when there is a message."""
+
+class AttentionMirror:
+    """What MoE device e writes to instead of an attention rank's buffer on another host."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer, moe_device: int) -> None: ...
+    def take(self, slot: int) -> tuple[bytes, list[tuple[int, int]]] | None:
+        """The reply in the slot, once: its header, and (offset, num_bytes) of the ranges to carry before it."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in: what has to be registered."""
+
+    @property
+    def bell(self) -> tuple[SharedBuffer, int]:
+        """Rings when there is a reply."""
+
+class MoEInbox:
+    """Where a MoE device's process puts what came from ranks on other hosts."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer) -> None: ...
+    def put(self, dp_group: int, tp_rank: int, slot: int, header: bytes) -> bool:
+        """The ranges of a message are here. False, and nothing done, while one of a dead predecessor is there.
+
+        Raises:
+            ValueError: no such rank or slot, or a header of another size.
+        """
+
+    def is_read(self, dp_group: int, tp_rank: int, slot: int) -> bool:
+        """Whether the message that was put there has been read."""
+
+    @property
+    def bell(self) -> tuple[SharedBuffer, int]:
+        """Rings when messages have been read."""
+
+class AttentionInbox:
+    """Where an attention rank's process puts what came from MoE devices on other hosts."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer) -> None: ...
+    def put(self, slot: int, moe_device: int, header: bytes) -> None:
+        """The ranges of a reply are here.
+
+        Raises:
+            ValueError: no such slot or device, or a header of another size.
+        """
+
+class Watch:
+    """Doorbells, for a thread that has other work beside waiting for them."""
+
+    def __init__(self, bells: Sequence[tuple[SharedBuffer, int]]) -> None: ...
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until one has rung since the last call, at most so long."""
 
 def swiglu(out: _Rows, gate_up: _Rows, row_type: str) -> None:
     """out [R, I] = silu(gate) * up, the halves of gate_up [R, 2 I].

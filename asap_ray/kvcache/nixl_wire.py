@@ -114,9 +114,9 @@ def _fields(region: Region) -> dict[str, Any]:
 
 def _check(theirs: Mapping[str, Any], region: Region) -> None:
     spec = region.spec
-    if [kind.name for kind in spec.kinds] != ["key_value"]:
-        kinds = ", ".join(kind.name for kind in spec.kinds)
-        raise Unavailable(f"pages of {kinds}: vLLM keeps the rotary columns of latents in another order")
+    if len(spec.kinds) > 1:
+        kinds = " and ".join(kind.name for kind in spec.kinds)
+        raise Unavailable(f"pages of {kinds}: vLLM keeps indexer keys in FP8, with scales")
     if len(theirs["block_lens"]) != spec.num_layers:
         raise Unavailable(f"the decode instance has {len(theirs['block_lens'])} layers, we have {spec.num_layers}")
     if theirs["block_size"] % spec.block_size:

@@ -21,8 +21,6 @@ HARMLESS: Final = frozenset(
         "ep_size",
         "initializer_range",
         "max_window_layers",
-        "num_mtp_layers",
-        "num_nextn_predict_layers",
         "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
@@ -36,7 +34,7 @@ HARMLESS: Final = frozenset(
         "auto_map",
     }
 )
-"""Keys that do not change a prompt's logits: token ids, training, storage, layers that guess further tokens.
+"""Keys that do not change a prompt's logits: token ids, training, storage.
 
 `sliding_window` is a size only: families whose layers always use one take the key themselves.
 """

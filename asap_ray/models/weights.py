@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,11 @@ SAMPLE_BYTES: Final = 65536
 
 STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 FP8: Final = torch.float8_e4m3fn
+SCALE: Final = "_scale_inv"
+"""Ends the name of the scales of a matrix in FP8."""
 ALL: Final = slice(None)
+
+Shape = tuple[int, ...]
 
 
 class Checkpoint:
@@ -40,6 +45,11 @@ class Checkpoint:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._file_of.keys()
 
     def close(self) -> None:
         """Let go of every file; one that is needed again is mapped again."""
@@ -69,7 +79,7 @@ class Checkpoint:
         if mapped.dtype is not FP8 or self._fp8_block is None:
             return mapped
         num_blocks = tuple(-(-num // size) for num, size in zip(shape, self._fp8_block, strict=True))
-        scale = self._view(f"{name}_scale_inv", num_blocks, STORED_DTYPES).float()
+        scale = self._view(f"{name}{SCALE}", num_blocks, STORED_DTYPES).float()
         for dim, (part, num, size) in enumerate(zip((rows, columns), shape, self._fp8_block, strict=True)):
             scale = scale.index_select(dim, torch.arange(*part.indices(num)) // size)
         return mapped.float().mul_(scale)

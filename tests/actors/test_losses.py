@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -16,6 +15,7 @@ import pytest
 from asap_ray.actors import losses
 from asap_ray.actors.losses import end_processes, process_ended
 from asap_ray.actors.recovery import Recovery, Refused, Registered
+from asap_ray.backends.node import node_name
 from asap_ray.errors import DeviceLost, Unavailable
 from asap_ray.messages import Registration, Registrations, encode
 
@@ -35,7 +35,7 @@ def device() -> Iterator[tuple[subprocess.Popen[str], Registration]]:
     """A process with a buffer, as far as its owner can see."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout
-        yield child, registration(child.pid, int(child.stdout.readline()), node=socket.gethostname())
+        yield child, registration(child.pid, int(child.stdout.readline()), node=node_name())
         child.kill()
 
 

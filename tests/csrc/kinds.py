@@ -25,6 +25,8 @@ class Kind(Protocol):
     def rank(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]: ...
+    def settle(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class HostKind:
@@ -57,6 +59,12 @@ class HostKind:
         for device in devices:
             device.replace_group(group, heirs, epoch)
         return heirs
+
+    def settle(self) -> None:
+        """Wait until what was sent has arrived: in shared memory it has."""
+
+    def close(self) -> None:
+        """End what works in the background: nothing does."""
 
 
 class AscendKind:
@@ -100,6 +108,12 @@ class AscendKind:
         for device in devices:
             device.set_epoch(group, epoch)
         return list(dead)
+
+    def settle(self) -> None:
+        """Wait until what was sent has arrived: the fake runtime has run the kernels."""
+
+    def close(self) -> None:
+        """End what works in the background: nothing does."""
 
     def opened(self, key: bytes, num_bytes: int) -> Any:
         """A buffer of another process."""

@@ -121,6 +121,7 @@ class World:
         self.devices[e] = self.open_device(e)
         for rank in itertools.chain.from_iterable(self.ranks):
             rank.replace_device(e, self.moe_buffers[e])
+        self.kind.settle()
 
     def restart_group(self, i: int) -> None:
         """Group i is dead: another with an epoch of its own, of which every device hears first."""
@@ -143,6 +144,7 @@ class World:
         self.ranks[i][j].async_dispatch_send(
             slot, layer, hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, PATIENCE_S
         )
+        self.kind.settle()
 
     def serve(self, e: int) -> Any:
         """Take one item, let the experts of device e work on it, send the results."""
@@ -151,6 +153,7 @@ class World:
         rows_RH = floats_of(item.rows, self.compute_type)
         results_RH = (rows_RH * factors_R[:, None]).astype(np.float32)
         self.devices[e].async_combine_send(item, bits_of(results_RH, self.compute_type))
+        self.kind.settle()
         return item
 
     def receive(

@@ -90,6 +90,9 @@ class AscendPorts:
         """See `Ports`."""
         return _native.ascend.SharedBuffer.open(self._die, peer.key, peer.num_bytes)
 
+    def close(self) -> None:
+        """See `Ports`; a die works by itself."""
+
     def attention(self, **endpoint: Any) -> _native.ascend.AttentionComm:
         """See `Ports`."""
         return _native.ascend.AttentionComm(die=self._die, **endpoint)
