@@ -3,10 +3,11 @@
     python benchmarks/cpu_speed.py [--quick] [--rounds N] [--json FILE]
 
 float32. First single stages on one thread, as devices run: MoE stage and attention of 2048 tokens beside `torch.mm` of
-the model's shapes, all in turn within a round. Then bursts of equal prompts: an instance (two attention groups, two MoE devices,
-a process with one thread each; the engine, its buffers and policy, without Ray), one undivided model, and `transformers`
-with as many threads as there are cores, each pair in turn. Which of transformers' settings is the fastest is found out
-before. Medians, and the least and greatest of rounds. JSON: {stages: [...], whole: [...]}, a row for each round.
+the model's shapes, all in turn within a round. Then bursts of equal prompts: an instance (two attention groups and two
+MoE devices, a process with one thread each; the engine, its buffers and policy, without Ray), one undivided model, and
+`transformers` with as many threads as there are cores, in turn. Which of transformers' settings is the fastest is
+found out before. Medians, and the least and greatest of rounds. JSON: {stages: [...], whole: [...]}, a row for each
+round.
 
 --quick: Qwen3-MoE alone, three rounds, prompts of 512 tokens.
 """
@@ -97,9 +98,7 @@ def whole_rows(family: str, directory: Path, num_tokens: int, rounds: int) -> li
     """Tokens/s of each system, in turn; prints ratios to the fastest setting of `transformers`."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = load_model(directory)
-    burst = [
-        whole.prompts(8192 // num_tokens, num_tokens, model.config.vocab_size, seed) for seed in range(rounds + 1)
-    ]
+    burst = [whole.prompts(8192 // num_tokens, num_tokens, model.config.vocab_size, seed) for seed in range(rounds + 1)]
     references = whole.references(directory)
     trials = {name: min(run(burst[-1]), run(burst[-1])) for name, run in references.items()}
     fastest = min(trials, key=lambda name: trials[name])

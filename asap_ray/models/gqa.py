@@ -15,6 +15,7 @@ from asap_ray.kvcache.kinds import grouped_query
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fields import Fields
 from asap_ray.models.fused import norm_and_rotate_
+from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
 from asap_ray.models.weights import Shard
@@ -86,8 +87,8 @@ class GroupedQueryAttention:
         kv_heads = kv_heads_of(attention, heads)
         self._split = [len(heads), len(kv_heads), len(kv_heads)]
         self.kept = (grouped_query(len(kv_heads), head_dim, tuple(kv_heads)),)
-        self._qkv_HC = self._qkv(shard, "weight", (config.hidden,)).T.contiguous()
-        self._out_CH = shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim))
+        self._qkv_HC = Matrix(self._qkv(shard, "weight", (config.hidden,)).T)
+        self._out_CH = Matrix(shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim)))
         self._qkv_bias_C = self._qkv(shard, "bias", ()) if attention.qkv_bias else None
         self._out_bias_H = None
         if attention.out_bias and shard.rank == 0:  # partial sums are added up: once is enough
@@ -125,11 +126,11 @@ class GroupedQueryAttention:
 
     def __call__(self, hidden_SH: torch.Tensor, angles: Angles, sequences: list[Sequence]) -> torch.Tensor:
         """See `AttentionLayer`."""
-        qkv_SC = hidden_SH @ self._qkv_HC
+        qkv_SC = self._qkv_HC(hidden_SH)
         if self._qkv_bias_C is not None:
             qkv_SC += self._qkv_bias_C
         self._norm_and_rotate_(qkv_SC, angles)
-        out_SH = self._mix(qkv_SC, sequences) @ self._out_CH
+        out_SH = self._out_CH(self._mix(qkv_SC, sequences))
         return out_SH if self._out_bias_H is None else out_SH.add_(self._out_bias_H)
 
     def _norm_and_rotate_(self, qkv_SC: torch.Tensor, angles: Angles) -> None:

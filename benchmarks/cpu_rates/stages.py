@@ -89,7 +89,7 @@ def without_core() -> Iterator[None]:
 
 def _attention(model: Model) -> tuple[Callable[[int], object], int]:
     decoder = model.attention_stage(SoloCollective(), torch.float32)
-    layers: list[Any] = [layer.attention for layer in decoder._layers]  # noqa: SLF001
+    layers: list[Any] = [layer.attention for layer in decoder._layers]
     hidden_SH = torch.randn(TOKENS, model.config.hidden)
     angles = model.config.attention.rope.angles_at(torch.arange(TOKENS))
     sequences = [Sequence(slice(0, TOKENS))]
