@@ -58,11 +58,11 @@ def fill_gate_up(panels_PHC: torch.Tensor, gate_HI: torch.Tensor, up_HI: torch.T
 def fill(panels_PAC: torch.Tensor, weight_AB: torch.Tensor) -> None:
     """A matrix, its columns in order; the panels are zeros before."""
     width = panels_PAC.shape[2]
-    num_whole, rest = divmod(weight_AB.shape[1], width)
-    whole_AB, rest_AB = weight_AB.split([num_whole * width, rest], dim=1)
+    num_whole = weight_AB.shape[1] // width
+    whole_AB, rest_AB = weight_AB[:, : num_whole * width], weight_AB[:, num_whole * width :]
     panels_PAC[:num_whole].copy_(whole_AB.unflatten(1, (num_whole, width)).transpose(0, 1))
-    if rest:
-        panels_PAC[num_whole, :, :rest] = rest_AB
+    if rest_AB.numel():
+        panels_PAC[num_whole, :, : rest_AB.shape[1]] = rest_AB
 
 
 def multiply_swiglu(
@@ -70,6 +70,6 @@ def multiply_swiglu(
 ) -> torch.Tensor:
     """(silu(x gate) * (x up)) down of each expert's consecutive rows, [R, H]; float32, panels."""
     out_RH = torch.empty_like(x_RH)
-    arrays = (each.numpy() for each in (out_RH, x_RH, num_rows_E, gate_up_EPHC, down_EPIC))
-    _native.multiply_swiglu(*arrays, torch.get_num_threads())
+    tables = gate_up_EPHC.numpy(), down_EPIC.numpy()
+    _native.multiply_swiglu(out_RH.numpy(), x_RH.numpy(), num_rows_E.numpy(), *tables, torch.get_num_threads())
     return out_RH
