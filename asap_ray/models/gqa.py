@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -14,11 +15,14 @@ from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import grouped_query
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fields import Fields
-from asap_ray.models.fused import norm_and_rotate_
+from asap_ray.models.fused import attend_in_panels, norm_and_rotate_
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
 from asap_ray.models.weights import Shard
+
+PANEL_QUERIES: Final = 64
+"""Queries of all heads that share a head of keys from which on laying out its keys and values pays."""
 
 
 def kv_heads_of(config: GroupedQuery, query_heads: range) -> list[int]:
@@ -162,8 +166,18 @@ class GroupedQueryAttention:
         return mixed_SND.flatten(1)
 
 
-def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmD: torch.Tensor) -> torch.Tensor:
-    """Softmax attention of the last n of m tokens, [n, N, D]: each sees all before it, and itself."""
+def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of the last n of m tokens, [n, N, V], V at most D: each sees all before it, and itself."""
+    num_new, num_heads, head_dim = query_nND.shape
+    if query_nND.dtype is torch.float32 and num_new * num_heads >= PANEL_QUERIES * len(key_GmD):
+        return attend_in_panels(query_nND, key_GmD, value_GmV)
+    width = value_GmV.shape[-1]
+    value_GmD = functional.pad(value_GmV, (0, head_dim - width)) if width < head_dim else value_GmV
+    return _attend_fused(query_nND, key_GmD, value_GmD)[..., :width]
+
+
+def _attend_fused(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmD: torch.Tensor) -> torch.Tensor:
+    """Through torch, in any type."""
     query_1NnD, key_1GmD, value_1GmD = query_nND.transpose(0, 1)[None], key_GmD[None], value_GmD[None]
     num_new = len(query_nND)
     num_past = key_GmD.shape[1] - num_new

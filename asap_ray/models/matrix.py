@@ -60,7 +60,7 @@ def fill(panels_PAC: torch.Tensor, weight_AB: torch.Tensor) -> None:
     width = panels_PAC.shape[2]
     num_whole = weight_AB.shape[1] // width
     whole_AB, rest_AB = weight_AB[:, : num_whole * width], weight_AB[:, num_whole * width :]
-    panels_PAC[:num_whole].copy_(whole_AB.unflatten(1, (num_whole, width)).transpose(0, 1))
+    panels_PAC[:num_whole].copy_(whole_AB.view(len(weight_AB), num_whole, width).transpose(0, 1))
     if rest_AB.numel():
         panels_PAC[num_whole, :, : rest_AB.shape[1]] = rest_AB
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import latent
@@ -166,8 +165,7 @@ class LatentAttention:
         """With the keys and values of each head."""
         mixed_nNV = query_nND.new_empty(*query_nND.shape[:2], self._sizes.value_dim)
         for heads, key_bmD, value_bmV in self._expand(kept_1mW[0]):
-            value_bmD = functional.pad(value_bmV, (0, self._sizes.head_dim - self._sizes.value_dim))
-            mixed_nNV[:, heads] = attend(query_nND[:, heads], key_bmD, value_bmD)[..., : self._sizes.value_dim]
+            mixed_nNV[:, heads] = attend(query_nND[:, heads], key_bmD, value_bmV)
         return mixed_nNV
 
     def _expand(self, kept_mW: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:

@@ -80,8 +80,8 @@ def projections(model: Model) -> Work:
 def without_core() -> Iterator[None]:
     """Each query is its own answer meanwhile."""
 
-    def same(query_nND: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        return query_nND
+    def same(query_nND: torch.Tensor, _: torch.Tensor, value_GmV: torch.Tensor) -> torch.Tensor:
+        return query_nND[..., : value_GmV.shape[-1]]
 
     with mock.patch.object(gqa, "attend", same), mock.patch.object(mla, "attend", same):
         yield

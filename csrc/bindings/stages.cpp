@@ -6,6 +6,7 @@
 #include <string>
 
 #include "arrays.hpp"
+#include "asap/attention.hpp"
 #include "asap/products.hpp"
 #include "asap/stages.hpp"
 
@@ -160,6 +161,49 @@ void bound_multiply_swiglu(const py::buffer& out, const py::buffer& x, const py:
   multiply_swiglu(results, rows, rows_of_experts, first, second, num_threads);
 }
 
+// Any strides but that of a vector's numbers.
+HeadVectors vectors_of(const py::buffer_info& array, const char* name) {
+  ASAP_CHECK(array.ndim == 3 && array.item_type_is_equivalent_to<float>(), name,
+             " must be float32 of three dimensions");
+  ASAP_CHECK(array.shape[2] <= 1 || array.strides[2] == array.itemsize, name,
+             ": numbers of a vector must lie side by side");
+  ASAP_CHECK(array.strides[0] % array.itemsize == 0 && array.strides[1] % array.itemsize == 0, name,
+             " is not aligned");
+  return {static_cast<const float*>(array.ptr),
+          array.shape[0],
+          array.shape[1],
+          array.shape[2],
+          array.strides[0] / array.itemsize,
+          array.strides[1] / array.itemsize};
+}
+
+void bound_attend(const py::buffer& out, const py::buffer& query, const py::buffer& key,
+                  const py::buffer& value, float scale, int num_threads) {
+  const py::buffer_info out_nNV = out.request(/*writable=*/true);
+  const py::buffer_info query_NnD = query.request();
+  const py::buffer_info key_GmD = key.request();
+  const py::buffer_info value_GmV = value.request();
+  const HeadVectors queries = vectors_of(query_NnD, "query");
+  const HeadVectors keys = vectors_of(key_GmD, "key");
+  const HeadVectors values = vectors_of(value_GmV, "value");
+  ASAP_CHECK(keys.num_heads > 0 && queries.num_heads % keys.num_heads == 0 &&
+                 queries.width == keys.width && queries.num_tokens <= keys.num_tokens,
+             "query [", queries.num_heads, ", ", queries.num_tokens, ", ", queries.width,
+             "] does not fit key [", keys.num_heads, ", ", keys.num_tokens, ", ", keys.width, "]");
+  ASAP_CHECK(values.num_heads == keys.num_heads && values.num_tokens == keys.num_tokens, "value [",
+             values.num_heads, ", ", values.num_tokens, "] does not fit key [", keys.num_heads,
+             ", ", keys.num_tokens, "]");
+  const HeadVectors results = vectors_of(out_nNV, "out");
+  ASAP_CHECK(results.num_heads == queries.num_tokens && results.num_tokens == queries.num_heads &&
+                 results.width == values.width &&
+                 (out_nNV.size == 0 || (results.token_stride == results.width &&
+                                        results.head_stride == queries.num_heads * results.width)),
+             "out must be contiguous [", queries.num_tokens, ", ", queries.num_heads, ", ",
+             values.width, "]");
+  const py::gil_scoped_release no_gil;
+  attend(static_cast<float*>(out_nNV.ptr), queries, keys, values, scale, num_threads);
+}
+
 }  // namespace
 
 void bind_stages(py::module_& m) {
@@ -169,6 +213,8 @@ void bind_stages(py::module_& m) {
   m.def("norm_and_rotate", &bound_norm_and_rotate, py::arg("qkv"), py::arg("query_norm"),
         py::arg("key_norm"), py::arg("cos"), py::arg("sin"), py::arg("num_queries"),
         py::arg("num_keys"), py::arg("eps"), py::arg("row_type"));
+  m.def("attend", &bound_attend, py::arg("out"), py::arg("query"), py::arg("key"), py::arg("value"),
+        py::arg("scale"), py::arg("num_threads"));
   m.def("multiply", &bound_multiply, py::arg("out"), py::arg("x"), py::arg("panels"),
         py::arg("num_threads"));
   m.def("multiply_swiglu", &bound_multiply_swiglu, py::arg("out"), py::arg("x"),

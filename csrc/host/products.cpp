@@ -1,11 +1,9 @@
 #include "asap/products.hpp"
 
 #include <algorithm>
-#include <barrier>
 #include <numeric>
-#include <thread>
-#include <vector>
 
+#include "crew.hpp"
 #include "exponential.hpp"
 #include "tiles.hpp"
 
@@ -14,7 +12,6 @@ namespace {
 
 constexpr std::int64_t kChunkFloats = 128 << 10;  // of rows that meet a panel: 512 KB stay in cache
 constexpr std::int64_t kLeastTiles = 12;          // of a chunk: each reads the whole matrix
-constexpr std::int64_t kShareable = 1 << 23;      // operations worth starting a thread for
 
 // Rows of a chunk, in blocks of a tile each; the last block may be lower.
 struct Blocks {
@@ -22,30 +19,6 @@ struct Blocks {
   std::int64_t num_rows;
   std::int64_t num_inputs;
 };
-
-// One of several threads that do the same call together, each its part of the panels.
-struct Member {
-  std::int64_t index;
-  std::int64_t num_members;
-  std::barrier<>* meeting;
-
-  bool leads() const { return index == 0; }
-  void meet() const { meeting->arrive_and_wait(); }
-  std::int64_t first_of(std::int64_t count) const { return count * index / num_members; }
-  std::int64_t end_of(std::int64_t count) const { return count * (index + 1) / num_members; }
-};
-
-// Call `work` once for each of so many threads, this one among them.
-template <class Work>
-void together(std::int64_t operations, int num_threads, const Work& work) {
-  const std::int64_t num_members = operations < kShareable ? 1 : std::max(num_threads, 1);
-  std::barrier<> meeting(num_members);
-  std::vector<std::jthread> others;
-  for (std::int64_t index = 1; index < num_members; ++index) {
-    others.emplace_back([&, index] { work(Member{index, num_members, &meeting}); });
-  }
-  work(Member{0, num_members, &meeting});
-}
 
 // Call `visit(row, block, height, kernel)` for every block: its first row, where it lies, the
 // height of its tile, a constant, and the rows in it.
