@@ -302,6 +302,47 @@ def norm_and_rotate(
         ValueError: shapes or types do not fit.
     """
 
+def attend(
+    out: NDArray[np.float32],
+    query: NDArray[np.float32],
+    key: NDArray[np.float32],
+    value: NDArray[np.float32],
+    scale: float,
+    num_threads: int,
+) -> None:
+    """out [n, N, V] = causal softmax attention of query [N, n, D], the last n of m tokens.
+
+    `key` [G, m, D] and `value` [G, m, V] are each shared by N / G consecutive heads. Strides are free but that of a
+    vector's numbers. Scores are multiplied by `scale`; no matrix of all scores exists.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
+def multiply(out: NDArray[np.float32], x: NDArray[np.float32], panels: NDArray[np.float32], num_threads: int) -> None:
+    """out [S, B] = x [S, A] times a matrix in panels [P, A, 32]: its columns in order, zeros beyond the last.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
+def multiply_swiglu(
+    out: NDArray[np.float32],
+    x: NDArray[np.float32],
+    num_rows: NDArray[np.int32],
+    gate_up: NDArray[np.float32],
+    down: NDArray[np.float32],
+    num_threads: int,
+) -> None:
+    """out [R, H] = (silu(x gate) * (x up)) down of each expert's consecutive rows of x [R, H].
+
+    `num_rows` [E] sums to R. A panel of `gate_up` [E, P, H, 32] has sixteen columns of the gate, then those of up
+    that they meet; those of `down` [E, P, I, 32] are as in `multiply`.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
 class ascend:  # noqa: N801
     """The submodule `_native.ascend`: the same on Ascend dies, through the runtime of CANN (csrc/ascend/host).
 
