@@ -54,9 +54,7 @@ class Instance:
         self._epoch = 0
         self._absent = {("group", i) for i in range(parallel.dp_groups)}
         self._absent |= {("device", e) for e in range(parallel.moe_devices)}
-        self.work = [
-            self._batches(i, num_batches) for i in range(parallel.dp_groups)
-        ]  # yet to be answered
+        self.work = [self._batches(i, num_batches) for i in range(parallel.dp_groups)]  # yet to be answered
         self.devices: list[DeviceLife] = []
         self.groups = [self._new_group(i) for i in range(parallel.dp_groups)]
         self.devices = [self._new_device(e) for e in range(parallel.moe_devices)]
