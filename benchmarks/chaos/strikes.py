@@ -87,7 +87,7 @@ class Striker:
         return strike
 
     async def _blow(self, victim: Process, method: str, is_owned: bool) -> None:
-        """Until it has taken effect: the process goes on, or is gone, if its owner is to end it before others notice."""
+        """Until it has taken effect: the process goes on; or is gone, where its owner ends it at once."""
         os.kill(victim.pid, signal.SIGKILL if method == KILL else signal.SIGSTOP)
         if method == STALL:
             await asyncio.sleep(STALL_S)
