@@ -49,9 +49,9 @@ class Carrier:
             self._thread.start()
 
     @property
-    def num_under_way(self) -> int:
-        """Parcels sent less notes received; over all devices, what has yet to arrive."""
-        return self._link.num_sent - self._link.num_received
+    def counts(self) -> tuple[int, int]:
+        """Parcels sent and notes received since the start."""
+        return self._link.num_sent, self._link.num_received
 
     def close(self) -> None:
         """Carry nothing more. For any thread."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from asap_ray.backends.carrier import Carrier
 from asap_ray.backends.fabric import FabricPorts
 from asap_ray.messages import Registration
 from asap_ray.spec import Instance, RowType
@@ -91,10 +92,24 @@ class NixlKind(HostKind):
         """Wait until every parcel that was sent has been taken, and what follows from it too."""
         deadline_s = time.monotonic() + PATIENCE_S
         carriers = [owned.ports.carrier for owned in self._owned if owned.ports.carrier]
-        while any(carrier.carry() for carrier in carriers) or sum(carrier.num_under_way for carrier in carriers):
+        while not is_at_rest(carriers):
             assert time.monotonic() < deadline_s, "notes are still under way"
 
     def close(self) -> None:
         for owned in self._owned:
             owned.ports.close()
         self._owned.clear()
+
+
+def is_at_rest(carriers: Sequence[Carrier]) -> bool:
+    """Whether nothing is to be sent, under way, or being taken: their threads work on while this looks."""
+
+    def total() -> tuple[int, ...]:
+        return tuple(map(sum, zip(*(carrier.counts for carrier in carriers), strict=True)))
+
+    def is_idle() -> bool:
+        return not any(carrier.carry() for carrier in carriers)
+
+    before = total()
+    sent, received = before or (0, 0)
+    return is_idle() and sent == received and is_idle() and before == total()

@@ -104,14 +104,22 @@ async def play(instance: PrefillInstance, service: PrefillService) -> None:
         say(without_device=await replayed(url), seconds=time.monotonic() - began_s)
 
 
+async def connect(num_hosts: int) -> None:
+    """To the cluster, once all of it is there."""
+    async with asyncio.timeout(2 * START_S):
+        while not ray.is_initialized():
+            with contextlib.suppress(ConnectionError):
+                ray.init(address=f"{SUBNET}.1:{PORT}", log_to_driver=False)
+        while ray.cluster_resources().get("NPU", 0) < num_hosts:
+            await asyncio.sleep(0.2)
+
+
 async def main(model: str, num_hosts: int) -> None:
     """See above."""
     limits = PrefillSpec(max_tokens=256, solo_tokens=128, inflection_tokens=32, deadline_s=DEADLINE_S)
     degrees = ParallelSpec(dp_groups=num_hosts - 1, tp=1, moe_devices=1)
     config = ServeConfig(model=model, parallel=degrees, prefill=limits, start_timeout_s=START_S)
-    ray.init(address=f"{SUBNET}.1:{PORT}", log_to_driver=False)
-    while ray.cluster_resources().get("NPU", 0) < num_hosts:
-        await asyncio.sleep(0.2)
+    await connect(num_hosts)
     instance = PrefillInstance(config)
     await instance.start()
     service = PrefillService(config, served_of(model), instance)
