@@ -70,7 +70,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     max_ongoing_requests=100_000,  # the bounded queue is ours and answers 429
     ray_actor_options={"num_cpus": 0},
     health_check_period_s=2,
-    health_check_timeout_s=30,
+    health_check_timeout_s=10,  # three in a row, then Serve replaces a frontend that hangs
     graceful_shutdown_wait_loop_s=1,
 )
 @serve.ingress()
