@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -122,7 +123,7 @@ async def main(model: str, num_hosts: int) -> None:
     await connect(num_hosts)
     instance = PrefillInstance(config)
     await instance.start()
-    service = PrefillService(config, served_of(model), instance)
+    service = PrefillService(config, served_of(Path(model)), instance)
     watching = asyncio.create_task(looked_after(instance, service))
     await play(instance, service)
     watching.cancel()
