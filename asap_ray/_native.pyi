@@ -302,6 +302,47 @@ def norm_and_rotate(
         ValueError: shapes or types do not fit.
     """
 
+def attend(
+    out: NDArray[np.float32],
+    query: NDArray[np.float32],
+    key: NDArray[np.float32],
+    value: NDArray[np.float32],
+    scale: float,
+    num_threads: int,
+) -> None:
+    """out [n, N, V] = causal softmax attention of query [N, n, D], the last n of m tokens.
+
+    `key` [G, m, D] and `value` [G, m, V] are each shared by N / G consecutive heads. Strides are free but that of a
+    vector's numbers. Scores are multiplied by `scale`; no matrix of all scores exists.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
+def multiply(out: NDArray[np.float32], x: NDArray[np.float32], panels: NDArray[np.float32], num_threads: int) -> None:
+    """out [S, B] = x [S, A] times a matrix in panels [P, A, 32]: its columns in order, zeros beyond the last.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
+def multiply_swiglu(
+    out: NDArray[np.float32],
+    x: NDArray[np.float32],
+    num_rows: NDArray[np.int32],
+    gate_up: NDArray[np.float32],
+    down: NDArray[np.float32],
+    num_threads: int,
+) -> None:
+    """out [R, H] = (silu(x gate) * (x up)) down of each expert's consecutive rows of x [R, H].
+
+    `num_rows` [E] sums to R. A panel of `gate_up` [E, P, H, 32] has sixteen columns of the gate, then those of up
+    that they meet; those of `down` [E, P, I, 32] are as in `multiply`.
+
+    Raises:
+        ValueError: shapes or types do not fit.
+    """
+
 class ascend:  # noqa: N801
     """The submodule `_native.ascend`: the same on Ascend dies, through the runtime of CANN (csrc/ascend/host).
 
@@ -346,7 +387,10 @@ class ascend:  # noqa: N801
         def num_bytes(self) -> int: ...
 
     class AttentionComm:
-        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory."""
+        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory.
+
+        Rows that were sent `_on_die` stay unchanged until the slot's results have been received.
+        """
 
         def __init__(
             self,
@@ -374,6 +418,8 @@ class ascend:  # noqa: N801
         ) -> None: ...
         def async_combine_recv(self, slot: int, out: _Rows, timeout_s: float) -> None: ...
         def async_combine_recv_on_die(self, slot: int, out: int, timeout_s: float) -> None: ...
+        def replace_device(self, moe_device: int, buffer: ascend.SharedBuffer) -> None: ...
+        def be_patient(self, seconds: float) -> None: ...
         @property
         def backpressure_s(self) -> list[float]: ...
         def abort(self) -> None: ...
@@ -422,14 +468,25 @@ class ascend:  # noqa: N801
         def async_dispatch_recv(self, timeout_s: float) -> ascend.Item: ...
         def async_combine_send(self, item: ascend.Item, results: _Rows) -> None: ...
         def async_combine_send_on_die(self, item: ascend.Item, results: int) -> None: ...
-        def set_epoch(self, dp_group: int, epoch: int) -> None: ...
+        def replace_group(self, dp_group: int, buffers: Sequence[ascend.SharedBuffer], epoch: int) -> None: ...
         def abort(self) -> None: ...
 
     class SuperKernel:
-        """The experts of one device on its die: weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type (3.4.2)."""
+        """The experts of one device on its die (3.4.2): weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type.
+
+        With scales of their outputs, [L, E, 2 I] and [L, E, H], the weights are int8 (W8A8).
+        """
 
         def __init__(
-            self, die: ascend.Die, layout: Layout, moe_device: int, row_type: str, gate_up: _Rows, down: _Rows
+            self,
+            die: ascend.Die,
+            layout: Layout,
+            moe_device: int,
+            row_type: str,
+            gate_up: _Rows | NDArray[np.int8],
+            down: _Rows | NDArray[np.int8],
+            gate_up_scale: NDArray[np.float32] | None = None,
+            down_scale: NDArray[np.float32] | None = None,
         ) -> None: ...
         def run(self, item: ascend.Item, results: int) -> None:
             """Unweighted results of the item's rows, to an address on the die, such as its own `results_at`."""

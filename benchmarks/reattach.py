@@ -5,7 +5,8 @@
 One replica over D = 1 group and E = 1 MoE device of a small random model, deployed on a Ray of its own. Each time the
 replica gets SIGKILL. Times from the kill: until Serve has started another one (`found`); until it says that it is
 ready (`attached`: a Python process, imports, the devices of the dead one); until a prompt is `answered`. The devices
-must be the same processes afterwards: no weights were loaded. The aim is 5 s for all of it.
+must be the same processes afterwards: no weights were loaded. The aim is 5 s for all of it. One kill more, at the end,
+happens while a prompt runs, and the HTTP status that its client gets is printed.
 
 --quick: two kills.
 """
@@ -13,6 +14,7 @@ must be the same processes afterwards: no weights were loaded. The aim is 5 s fo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -94,11 +97,25 @@ class Client:
         body = {"prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0}
         return self._status("POST", "/v1/completions", body) == httpx.codes.OK
 
-    def _status(self, method: str, path: str, body: object = None) -> int:
+    def ask_for_long(self) -> int:
+        """The status of an answer that takes longer than anybody lives; 0: the connection broke."""
+        body = {"prompt": [1, 2, 3], "max_tokens": 1024, "temperature": 0, "ignore_eos": True}
+        return self._status("POST", "/v1/completions", body, PATIENCE_S)
+
+    def is_busy(self) -> bool:
+        """Whether a prompt runs."""
+        with contextlib.suppress(httpx.TransportError):
+            metrics = httpx.get(f"{self._url}/metrics", timeout=1.0, trust_env=False).text
+            running = next(line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running{"))
+            return float(running.split()[-1]) > 0
+        return False
+
+    def _status(self, method: str, path: str, body: object = None, timeout_s: float = 1.0) -> int:
         try:
-            return httpx.request(method, f"{self._url}{path}", json=body, timeout=1.0, trust_env=False).status_code
+            reply = httpx.request(method, f"{self._url}{path}", json=body, timeout=timeout_s, trust_env=False)
         except httpx.TransportError:
             return 0
+        return reply.status_code
 
 
 def kill(client: Client) -> Row:
@@ -114,10 +131,20 @@ def kill(client: Client) -> Row:
     if {name: pid_of(name) for name in running_names(APP)} != devices:
         raise AssertionError("devices were started again")
     time.sleep(SETTLE_S)
-    return Row(*(1e3 * (after - before) for before, after in pairwise(points)))
+    steps_ms = (1e3 * (after - before) for before, after in pairwise(points))
+    return Row(*steps_ms)
 
 
-def measure(model: str, num_kills: int) -> list[Row]:
+def kill_while_busy(client: Client) -> int:
+    """The status that the client of a running prompt gets."""
+    with ThreadPoolExecutor() as pool:
+        in_flight = pool.submit(client.ask_for_long)
+        until(client.is_busy)
+        kill(client)
+        return in_flight.result()
+
+
+def measure(model: str, num_kills: int) -> tuple[list[Row], int]:
     """Deploy, and kill the replica again and again."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -129,8 +156,9 @@ def measure(model: str, num_kills: int) -> list[Row]:
     until(client.is_ready)
     time.sleep(SETTLE_S)
     rows = [kill(client) for _ in range(num_kills)]
+    in_flight = kill_while_busy(client)
     serve.shutdown()
-    return rows
+    return rows, in_flight
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -157,10 +185,11 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory() as directory:
             make_random_checkpoint(Path(directory), **tiny())
-            rows = measure(directory, QUICK_KILLS if options.quick else options.kills)
+            rows, in_flight = measure(directory, QUICK_KILLS if options.quick else options.kills)
     finally:
         ray.shutdown()
     print(table(rows))
+    print(f"status of a prompt in flight: {in_flight or 'none, the connection broke'}")
     if options.json:
         found = [asdict(row) | {"all_ms": row.all_ms, "kind": "measured"} for row in rows]
         options.json.write_text(json.dumps(found, indent=1))

@@ -35,7 +35,7 @@ from chaos.census import Auditor, Census
 from chaos.load import Load, Tally
 from chaos.processes import ROLES, descendants, exists
 from chaos.prompts import make_prompts
-from chaos.strikes import KILL, STALL, Strike, Striker
+from chaos.strikes import KILL, STALL, Strike, Striker, table
 
 from asap_ray.models.random_checkpoint import make_random_checkpoint, tiny
 from asap_ray.spec import ParallelSpec
@@ -188,6 +188,7 @@ def main() -> int:
         with served(model, story) as (root, url):
             story.tell(f"{url} serves {PARALLEL}")
             tally = asyncio.run(soak(story, root, url, model, 0 if options.quick else options.minutes))
+    print(table(story.strikes))
     story.tell(f"{len(story.strikes)} strikes, {dict(tally.outcomes)}, {len(story.violations)} violations")
     if options.json:
         found = asdict(story) | {"outcomes": tally.outcomes, "kind": "measured"}

@@ -27,7 +27,6 @@ IDLE: Final = {
     "vllm:num_requests_running": "requests in slots",
     "vllm:num_requests_waiting": "requests in the queue",
     "vllm:kv_cache_usage_perc": "share of KV blocks held",
-    "asap_queued_tokens": "tokens in the queue",
 }
 
 
@@ -83,10 +82,10 @@ class Auditor:
             try:
                 text = (await session.get("/metrics")).text
                 num_open = (await session.get("/leases")).json()["open"]
-            except httpx.TransportError as error:
-                return [f"the frontend does not tell: {type(error).__name__}"]
+            except (httpx.TransportError, ValueError, KeyError) as error:
+                return [f"the frontend does not tell: {error!r}"]
         values = {name: float(value) for name, value in re.findall(r"^([\w:]+)\{[^}]*\} (\S+)$", text, re.MULTILINE)}
-        held = [f"{values[name]:g} {what}" for name, what in IDLE.items() if values[name]]
+        held = [f"{values.get(name, 1):g} {what}" for name, what in IDLE.items() if values.get(name, 1)]
         return [*held, *([f"{num_open} leases open"] if num_open else [])]
 
     def _miscounted(self) -> list[str]:

@@ -6,8 +6,10 @@ import asyncio
 import os
 import random
 import signal
+import statistics
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,6 +101,18 @@ class Striker:
             while in_a_row < 5:
                 in_a_row = in_a_row + 1 if await _is_ready(session) else 0
                 await asyncio.sleep(POLL_S)
+
+
+def table(strikes: Sequence[Strike]) -> str:
+    """How often each, and the seconds until ready: medians, least and most."""
+    away_s: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for strike in strikes:
+        away_s[strike.role, strike.method].append(strike.away_s)
+    lines = ["| struck | how | times | ready after, s |", "|---|---|---:|---:|"]
+    for (role, method), seconds in sorted(away_s.items()):
+        middle, least, most = statistics.median(seconds), min(seconds), max(seconds)
+        lines.append(f"| {role} | {method} | {len(seconds)} | {middle:.1f} ({least:.1f} to {most:.1f}) |")
+    return "\n".join(lines)
 
 
 async def _is_ready(session: httpx.AsyncClient) -> bool:

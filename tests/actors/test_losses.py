@@ -20,6 +20,9 @@ from asap_ray.errors import DeviceLost, Unavailable
 from asap_ray.messages import Registration, Registrations, encode
 
 PATIENCE_S = 20.0
+TURNS = 20
+"""Of the event loop, by when an end is known to whoever watches for it."""
+
 CHILD = "import os, sys; print(os.memfd_create('asap-moe-0'), flush=True); sys.stdin.read()"
 
 
@@ -81,6 +84,7 @@ class Fakes:
         self.ends: dict[str, asyncio.Future[str]] = {}
         self.refusals: list[dict[str, str]] = []
         self.joins: list[set[str]] = []
+        self.goes_with: dict[str, str] = {}
         self.starts_again = True
 
     def end(self, name: str, reason: str) -> None:
@@ -91,6 +95,10 @@ class Fakes:
     async def call(self, name: str, method: str, _: float | None) -> Any:
         """See `Actors`."""
         if method == "register":
+            if other := self.goes_with.pop(name, None):
+                self.end(other, f"gone with {name}")
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
             return encode(Registrations((registration(0, 0, self.epochs[name]),)))
         self.ends[name] = asyncio.get_running_loop().create_future()
         return await self.ends[name]
@@ -157,6 +165,19 @@ def test_who_is_lost_meanwhile_is_brought_back_too() -> None:
     changes, fakes = asyncio.run(scenario())
     assert changes == [("a", "gone"), ("b", "gone too"), ("a", ""), ("b", "")]
     assert (fakes.joins, fakes.registered["a"][0].epoch) == ([{"a"}, {"a", "b"}], 2)
+
+
+def test_devices_of_a_lost_node_are_joined_together() -> None:
+    """Device b is heard of while a's successor starts: a is not joined to a b that is dead, on another host perhaps."""
+
+    async def scenario() -> tuple[list[tuple[str, str]], Fakes]:
+        fakes = Fakes("a", "b")
+        fakes.goes_with["a"] = "b"
+        return await take(watched(fakes), 4), fakes
+
+    changes, fakes = asyncio.run(scenario())
+    assert changes == [("a", "gone"), ("b", "gone with a"), ("a", ""), ("b", "")]
+    assert (fakes.joins, fakes.epochs) == ([{"a", "b"}], {"a": 2, "b": 2})
 
 
 def test_a_device_that_is_lost_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
