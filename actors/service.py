@@ -94,6 +94,7 @@ class PrefillService:
             config.max_queued_requests,
             config.max_queued_tokens,
             policy_of(config.policy, config.prefill, tokens),
+            slo_ttft_s=config.slo_ttft_s,
         )
         self._deadline_s = DEADLINES * config.prefill.deadline_s
         self.hand_off = HandOff(config, model.fingerprint, on_free=self._dispatch)
@@ -197,7 +198,7 @@ class PrefillService:
 
         Raises:
             Unavailable: the instance is not ready, or lost a device on the way; nothing hangs.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or the first token would be late.
             RequestError: see `check`; or more prompts than the queue could ever hold.
         """
         self.check_count(len(requests))
@@ -332,7 +333,7 @@ class PrefillService:
                 raise PeerTimeout(f"group {group} produced nothing within {self._deadline_s:g} s") from None
             self.metrics.passed(batch, tokens, is_first)
             if is_first:
-                self._scheduler.computed(batch)
+                self._scheduler.computed(batch, time.monotonic())
                 for waiter in self._waiters(batch.requests):
                     waiter.add(stamps)
             for token in tokens:

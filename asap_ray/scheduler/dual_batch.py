@@ -16,6 +16,7 @@ from asap_ray.errors import ConfigError, Overloaded, RequestError
 from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.scheduler.admission import Admission, refill
 from asap_ray.scheduler.drain_rate import DrainRate
+from asap_ray.scheduler.forecast import Forecast
 from asap_ray.scheduler.paper import Paper
 from asap_ray.scheduler.policy import Group, Policy
 from asap_ray.scheduler.prefixes import Backlog, Prefixes
@@ -45,8 +46,11 @@ class DualBatchScheduler:
         max_queued_tokens: int,
         policy: Policy | None = None,
         admission: Admission = refill,
+        slo_ttft_s: float | None = None,
     ) -> None:
         """`policy`, the paper's if None, is empty and made for this `prefill`; `admission` says when a group has room.
+
+        With `slo_ttft_s` a prompt is refused whose first token is expected later than that (`Forecast`).
 
         Without `open_caches` no prompt is found in a cache, and none is longer than `prefill.max_tokens`.
 
@@ -72,6 +76,7 @@ class DualBatchScheduler:
         self._now = 0.0
         self._drain_rate = DrainRate()
         self._busy_since_s = 0.0
+        self._forecast = None if slo_ttft_s is None else Forecast(slo_ttft_s)
 
     def open_caches(self, prefixes: Prefixes) -> None:
         """Keep prompts in these caches, one a group; nothing was submitted yet."""
@@ -135,10 +140,20 @@ class DualBatchScheduler:
         """Queue a request; `keys` name the full blocks of its prompt (`kvcache.block_keys`).
 
         Raises:
-            Overloaded: the queue is full; says when it will have drained.
+            Overloaded: the queue is full, or the prompt would be late; says when to come back.
             RequestError: see `check`.
         """
         self.check(request)
+        self._check_room(request)
+        if self._forecast:
+            backlog_s = self._backlog_s(request)
+            if self.num_queued or any(group.in_flight for group in self._groups):
+                self._forecast.check(request, backlog_s, now)
+            self._forecast.admitted(request, backlog_s, now)
+        self._prefixes.add(request, keys)
+        self._policy.push(request, now)
+
+    def _check_room(self, request: Request) -> None:
         if (
             self.num_queued >= self._max_queued_requests
             or self.num_queued_tokens + request.num_tokens > self._max_queued_tokens
@@ -149,8 +164,11 @@ class DualBatchScheduler:
                 f"there is no room for a prompt of {request.num_tokens}",
                 retry_after_s=self.drain_s,
             )
-        self._prefixes.add(request, keys)
-        self._policy.push(request, now)
+
+    def _backlog_s(self, request: Request) -> float:
+        """How long what runs, what would go before a prompt, and the prompt take at the rate of the last batches."""
+        running = sum(batch.num_tokens for group in self._groups for batch in group.in_flight)
+        return self._drain_rate.token_s * (running + self._policy.tokens_before(request) + request.num_tokens)
 
     def cancel(self, request_id: str) -> bool:
         """Drop what still waits of a request, pieces too; whether anything did. A running batch finishes.
@@ -160,6 +178,8 @@ class DualBatchScheduler:
         is_cancelled = self._policy.remove(request_id)
         if is_cancelled:
             self._prefixes.cancel(request_id)
+            if self._forecast:
+                self._forecast.forget(request_id)
         return is_cancelled
 
     def assign(self, now: float) -> list[Assignment]:
@@ -188,9 +208,13 @@ class DualBatchScheduler:
         wake_at = min(self._prefixes.wake_at, float("inf") if closes_at is None else closes_at)
         return None if wake_at == float("inf") else max(now, wake_at)
 
-    def computed(self, batch: Batch) -> None:
+    def computed(self, batch: Batch, now: float) -> None:
         """The first pass of a batch has ended well: its prompts can be found in the cache of its group."""
         self._prefixes.computed(batch)
+        if self._forecast:
+            for request in batch.requests:
+                if not request.future_tokens:
+                    self._forecast.answered(request, now)
 
     def lend(self, request_id: str) -> None:
         """The blocks of a prompt that runs outlive it: whoever asked for that releases them."""
@@ -215,6 +239,9 @@ class DualBatchScheduler:
         group.in_flight.remove(batch)
         self._policy.put_back([self._prefixes.whole(each) for each in batch.requests])
         self._prefixes.put_back(batch)
+        if self._forecast:  # what a loss costs says nothing of the next prompt
+            for request in batch.requests:
+                self._forecast.forget(request.request_id)
 
     def mark_down(self, group: int) -> None:
         """Assign nothing more to a group; what it runs still ends with `done` or `requeue`.

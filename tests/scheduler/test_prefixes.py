@@ -43,7 +43,7 @@ class Case:
 
     def end(self, assignment: Assignment, now: float) -> None:
         """A batch ends well."""
-        self.policy.computed(assignment.batch)
+        self.policy.computed(assignment.batch, now)
         self.policy.done(assignment.group, assignment.batch, now)
 
     def run(self, name: str, tokens: Sequence[int], now: float) -> None:
@@ -347,7 +347,7 @@ def test_a_lent_prompt_may_be_let_go_before_its_batch_ends() -> None:
     case = Case()
     case.submit("a", range(8))
     (assignment,) = case.policy.assign(0.0)
-    case.policy.computed(assignment.batch)
+    case.policy.computed(assignment.batch, 1.0)
     case.policy.lend("a")
     case.prefixes.caches[0].release("a")
     case.policy.done(0, assignment.batch, 1.0)
