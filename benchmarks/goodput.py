@@ -27,8 +27,8 @@ from pathlib import Path
 import numpy as np
 import ray
 
-from asap_ray.actors.app import served_model
 from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig

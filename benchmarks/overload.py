@@ -131,7 +131,7 @@ class Load:
         return rate
 
     async def flood(self, rps: float, seconds: float) -> None:
-        """On schedule, whatever is answered, as far as this process gets; all that were sent are answered at the end."""
+        """On schedule, as far as this process gets, whatever is answered; ends when all that were sent are answered."""
         began_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             for number in range(round(rps * seconds)):
