@@ -47,7 +47,6 @@ TIMEOUT_S = 120.0
 class Sample:
     """What /proc says of a process."""
 
-    at_s: float
     rss_mb: float
     num_fds: int
 
@@ -79,7 +78,7 @@ def descendants(pid: int) -> Iterator[int]:
         ahead += children[child]
 
 
-def look(started_s: float) -> Iterator[tuple[str, Sample]]:
+def look() -> Iterator[tuple[str, Sample]]:
     """Every process of this machine's instance: whatever this process has started."""
     page_mb = os.sysconf("SC_PAGE_SIZE") / 1e6
     for pid in descendants(os.getpid()):
@@ -92,7 +91,7 @@ def look(started_s: float) -> Iterator[tuple[str, Sample]]:
             continue
         if title.startswith("ray::") or "raylet" in title or "gcs_server" in title:
             name = title.split()[0].rpartition("/")[2]
-            yield f"{name} {pid}", Sample(time.monotonic() - started_s, rss_mb, num_fds)
+            yield f"{name} {pid}", Sample(rss_mb, num_fds)
 
 
 class Load:
@@ -163,7 +162,7 @@ class Outcome:
 
 async def measure(url: str, seconds: float, load: float) -> Outcome:
     """Flood an instance and watch its processes."""
-    samples: defaultdict[str, list[Sample]] = defaultdict(list)
+    looks: list[dict[str, Sample]] = []
     queued = []
     async with connect(url) as client:
         clients = Load(client)
@@ -172,10 +171,9 @@ async def measure(url: str, seconds: float, load: float) -> Outcome:
         flood = asyncio.create_task(clients.flood(load * carried_rps, seconds))
         while not flood.done():
             await asyncio.wait([flood], timeout=SAMPLE_S)
+            if time.monotonic() - started_s >= seconds / 10:
+                looks.append(dict(look()))
             queued.append(await clients.queued())
-            if time.monotonic() - started_s <= seconds:
-                for name, sample in look(started_s):
-                    samples[name].append(sample)
         flood.result()
     return Outcome(
         carried_rps,
@@ -183,17 +181,17 @@ async def measure(url: str, seconds: float, load: float) -> Outcome:
         dict(clients.statuses),
         statistics.median(clients.retry_after_s or [0]),
         max(queued),
-        tuple(filter(None, (growth_of(name, mine, seconds) for name, mine in samples.items()))),
+        growths(looks[0], looks[-1]),
     )
 
 
-def growth_of(name: str, samples: list[Sample], seconds: float) -> Growth | None:
-    """None of a process that was not there all the time."""
-    settled = [sample for sample in samples if sample.at_s >= seconds / 10]
-    if not settled or settled[0].at_s > seconds / 10 + 2 * SAMPLE_S or len(settled) < 2:
-        return None
-    first, last = settled[0], settled[-1]
-    return Growth(name, first.rss_mb, last.rss_mb, first.num_fds, last.num_fds)
+def growths(first: Mapping[str, Sample], last: Mapping[str, Sample]) -> tuple[Growth, ...]:
+    """Of processes that were there at the first look and at the last one."""
+    return tuple(
+        Growth(name, first[name].rss_mb, last[name].rss_mb, first[name].num_fds, last[name].num_fds)
+        for name in first
+        if name in last
+    )
 
 
 def table(outcome: Outcome) -> str:
