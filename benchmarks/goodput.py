@@ -199,9 +199,19 @@ async def running(config: ServeConfig) -> AsyncIterator[Served]:
     """The instance, started and stopped."""
     instance = PrefillInstance(config)
     await instance.start()
+
+    async def watch() -> None:  # a device that nobody asks after ends itself
+        async for change in instance.watch():
+            raise AssertionError(f"lost in a measurement: {change}")
+
+    watching = asyncio.create_task(watch())
     try:
         yield Served(config, instance)
+        if watching.done():
+            watching.result()
     finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         await instance.stop()
 
 

@@ -90,7 +90,7 @@ def look() -> Iterator[tuple[str, Sample]]:
         except OSError:
             continue
         if title.startswith("ray::") or "raylet" in title or "gcs_server" in title:
-            name = title.split()[0].rpartition("/")[2]
+            name = title.split()[0].rpartition("/")[2].partition(".")[0]  # without the method that runs
             yield f"{name} {pid}", Sample(rss_mb, num_fds)
 
 
