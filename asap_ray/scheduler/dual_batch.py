@@ -69,7 +69,7 @@ class DualBatchScheduler:
         self._policy = policy or Paper(prefill)
         self._admission = admission
         self._groups = [Group(index) for index in range(num_groups)]
-        self._longest_prompt = prefill.max_tokens
+        self._prefill = prefill
         self._prefixes = Prefixes()
         self._forget: dict[int, tuple[str, ...]] = {}  # what a batch that found no room was to tell its group
         self._full: set[int] = set()  # groups whose next prompt finds no room, as `assign` left them
@@ -81,7 +81,6 @@ class DualBatchScheduler:
     def open_caches(self, prefixes: Prefixes) -> None:
         """Keep prompts in these caches, one a group; nothing was submitted yet."""
         self._prefixes = prefixes
-        self._longest_prompt = min(self._policy.longest_prompt, self._max_queued_tokens, prefixes.room)
         for group in self._groups:
             group.seen = partial(self._seen, group.index)
             group.has_blocks = True
@@ -103,8 +102,10 @@ class DualBatchScheduler:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that can run."""
-        return self._longest_prompt
+        """Tokens of the longest prompt that can run; a group that was replaced may have other room than before."""
+        if not self.caches:
+            return self._prefill.max_tokens
+        return min(self._policy.longest_prompt, self._max_queued_tokens, self._prefixes.room)
 
     @property
     def caches(self) -> Sequence[PrefixCache]:
@@ -126,9 +127,9 @@ class DualBatchScheduler:
         Raises:
             RequestError: too long for the policy, the queue or a cache; or the id is in use.
         """
-        if not 1 <= request.num_tokens <= self._longest_prompt:
+        if not 1 <= request.num_tokens <= self.longest_prompt:
             raise RequestError(
-                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self._longest_prompt}",
+                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self.longest_prompt}",
                 param="prompt",
             )
         self._prefixes.check(request)
