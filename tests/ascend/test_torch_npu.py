@@ -1,0 +1,45 @@
+"""The unmodified torch-npu wheel over the fake runtime: tensors of a die, and `torch.ops.asap` on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ascend.npu_venv import run_module
+
+pytestmark = pytest.mark.timeout(240)  # torch-npu alone takes seconds of CPU to import
+
+
+@pytest.fixture(scope="module")
+def found(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process with two visible devices saw."""
+    assert library
+    path = tmp_path_factory.mktemp("npu") / "found.json"
+    run_module("tests.ascend.on_npu", ASAP_FOUND=str(path), ASCEND_RT_VISIBLE_DEVICES="2,3")
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def test_tensors_live_on_a_die(found: dict[str, Any]) -> None:
+    """They go there and come back, whole or in part, on either stream, from the devices that are visible."""
+    assert found["tensors"] == {
+        "device": "npu:0",
+        "back": [0, 1, 2, 3, 4],
+        "slice": [1, 2],
+        "copied": 12,
+        "alignment": 0,
+        "num_devices": 2,
+    }
+
+
+def test_our_operators_take_them(found: dict[str, Any]) -> None:
+    """Send, take, super kernel, reply, receive through PrivateUse1, with the kernels on the twin: as on the host."""
+    assert found["difference"] < 1e-3
+
+
+def test_what_the_fake_lacks_is_an_error(found: dict[str, Any]) -> None:
+    """An operator of CANN's closed libraries fails; it does not return zeros."""
+    assert found["refused"] == "RuntimeError"
