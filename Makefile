@@ -16,13 +16,14 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-ascend npu-venv ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
+.PHONY: demo test test-thorough test-ascend npu-venv ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   start a local Ray, serve a small MoE model, replay a real trace, write a report to out/demo"
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
+	@echo "make test-thorough  the tests that take minutes: hangs, sanitizers, a real Prometheus (CI runs them too)"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
 	@echo "make npu-venv  torch-npu in an environment of its own, for make test-ascend"
 	@echo "make ascend  compile the Ascend kernels; needs CANN (docs/ascend.md)"
@@ -49,6 +50,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-thorough: setup
+	$(BIN)/python -m pytest -m thorough -o timeout=600 --ignore=tests/ascend
 
 test-ascend: setup npu-venv
 	$(BIN)/python -m pytest -m "thorough or not thorough" tests/ascend

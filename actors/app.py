@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import fastapi
@@ -20,12 +19,12 @@ from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import served_model
+from asap_ray.actors.service import PrefillService
 from asap_ray.actors.timeline import timeline_route
-from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
-from asap_ray.config import ServeConfig, config_from, config_to
+from asap_ray.config import config_from, config_to
 from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
 from asap_ray.models.model import load_model
@@ -62,20 +61,6 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     return application
 
 
-def served_model(config: ServeConfig) -> ServedModel:
-    """What clients may know of a configuration's model."""
-    loaded = load_model(config.model)
-    model = loaded.config
-    return ServedModel(
-        name=config.served_model_name or Path(config.model).name,
-        vocab_size=model.vocab_size,
-        max_model_len=model.max_position_embeddings,
-        fingerprint=loaded.fingerprint,
-        end_token_ids=model.eos_token_ids,
-        tokenizer=load_tokenizer(Path(config.model)),
-    )
-
-
 @serve.deployment(
     num_replicas=1,  # the scheduler is one; more instances are more applications
     max_ongoing_requests=100_000,  # the bounded queue is ours and answers 429
@@ -105,7 +90,7 @@ class Frontend:
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
-        api.add_api_route("/duty", self._duty, methods=["GET"])
+        api.add_api_route("/duty", self.duty, methods=["GET"])
         api.add_api_route("/timeline", timeline_route(self.timeline), methods=["GET"])
         api.add_api_route("/leases", self._leases, methods=["GET"])
         return api
@@ -131,9 +116,14 @@ class Frontend:
         model, limits = self._service.model, self._service.limits
         return {"name": model.name, "max_model_len": limits.max_prompt_tokens, "vocab_size": model.vocab_size}
 
-    async def compute_seconds(self) -> dict[str, float]:
-        """Seconds every device has computed since its start, by name."""
-        return {name: report.compute_s for name, report in (await self._instance.duty()).items()}
+    async def duty(self) -> dict[str, dict[str, float]]:
+        """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
+        return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+
+    async def exposition(self) -> str:
+        """What `GET /metrics` answers."""
+        self._service.report()
+        return self._metrics.exposition().decode()
 
     async def timeline(self, last_s: float) -> bytes:
         """The spans of every device in the last seconds, as a message (`Timeline`)."""
@@ -174,10 +164,6 @@ class Frontend:
                 await asyncio.sleep(_REPORT_S)
         except Exception:  # whatever it is, the instance serves without
             _log.exception("metrics that are read once a second are not exported any more")
-
-    async def _duty(self) -> dict[str, dict[str, float]]:
-        """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
-        return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
 
     async def _leases(self) -> dict[str, int]:
         """Hand-offs to decode instances since the start, by how they ended, and those that are open."""

@@ -8,9 +8,9 @@ from typing import Any
 import fastapi
 from ray import serve
 
-from asap_ray.actors.app import served_model
 from asap_ray.actors.decode_service import DecodeService
 from asap_ray.actors.frontend import build_api
+from asap_ray.actors.served_model import served_model
 from asap_ray.backends.undivided import UndividedHost
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.models.model import load_model

@@ -13,7 +13,8 @@ from typing import Final, cast
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.limits import Limits, check_count
 from asap_ray.actors.remote_lease import RemoteLease
-from asap_ray.actors.service import DEADLINES, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import DEADLINES
 from asap_ray.actors.waiter import TokenEvent, Waiter
 from asap_ray.backends.undivided import UndividedHost
 from asap_ray.batch import Batch, Request, Stamps, Token

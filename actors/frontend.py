@@ -33,7 +33,7 @@ from asap_ray.actors.openai import (
     quote,
 )
 from asap_ray.actors.responses import Answer, ChatAnswer, CompletionAnswer
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.token_route import GenerateAnswer, GenerateBody
 from asap_ray.actors.tokenizer import Tokenizer
 from asap_ray.actors.waiter import TokenEvent

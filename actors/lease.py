@@ -15,7 +15,7 @@ from ray.util.placement_group import get_current_placement_group, remove_placeme
 from asap_ray.actors.placement import NAMESPACE, running_names
 
 FRESH_S: Final = 12.0
-"""A frontend asks every second, and for at most this long if a device is slow to answer (prefill_instance.py)."""
+"""A frontend asks every second, and for at most this long if a device is slow to answer (recovery.py)."""
 
 
 class Lease:

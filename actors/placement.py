@@ -10,6 +10,7 @@ from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.spec import ParallelSpec
 
@@ -18,6 +19,16 @@ RESOURCE: Final = "NPU"
 
 NAMESPACE: Final = "serve"
 """Ray Serve's own namespace, so that whoever manages the application finds the actors."""
+
+
+def group_names(config: ServeConfig) -> list[str]:
+    """Names of the attention groups' actors, in the order of i."""
+    return [f"{config.name}:attention:{i}" for i in range(config.parallel.dp_groups)]
+
+
+def device_names(config: ServeConfig) -> list[str]:
+    """Names of the MoE devices' actors, in the order of e."""
+    return [f"{config.name}:moe:{e}" for e in range(config.parallel.moe_devices)]
 
 
 def running_names(name: str) -> list[str]:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import array
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import ray
 from ray.exceptions import RayError
-from ray.util.placement_group import get_placement_group, remove_placement_group
 
-from asap_ray.actors.attention_group import AttentionGroup
-from asap_ray.actors.moe_device import MoEDevice
-from asap_ray.actors.placement import NAMESPACE, RESOURCE, bundle, reserve, running_names, wait_for_places
-from asap_ray.actors.recovery import ANSWER_S, POLL_S, Recovery, Refused, Registered
+from asap_ray.actors.instance_actors import InstanceActors, NoAnswer, clear_instance, reason_of
+from asap_ray.actors.placement import running_names
+from asap_ray.actors.recovery import ANSWER_S, Recovery, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
@@ -49,14 +45,12 @@ class PrefillInstance:
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
-        self._names = group_names(config) + device_names(config)
-        self._actors: dict[str, Any] = {}
-        self._missing: tuple[str, ...] = tuple(self._names)
-        self.vitals = Vitals.of(self._names)
+        self._actors = InstanceActors(config)
+        self._missing: tuple[str, ...] = tuple(self._actors.names)
+        self.vitals = Vitals.of(self._actors.names)
         self._id = uuid.uuid4().hex  # of this frontend, for the devices' leases
         self.registered: dict[str, tuple[Registration, ...]] = {}
         self._recovery = Recovery(self, config.start_timeout_s)
-        self._placement_id: Any = None
         self._start_by_s = 0.0
 
     @property
@@ -67,11 +61,11 @@ class PrefillInstance:
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV cache of each group: the least of all ranks', once they serve."""
-        return min(rank.num_blocks for name in group_names(self._config) for rank in self.registered[name])
+        return min(rank.num_blocks for name in self._actors.groups for rank in self.registered[name])
 
     def shared_pages(self, group: int) -> tuple[Pages, ...]:
         """Where the KV cache of a group's ranks lies, once they serve."""
-        return tuple(rank.pages for rank in self.registered[group_names(self._config)[group]] if rank.pages)
+        return tuple(rank.pages for rank in self.registered[self._actors.groups[group]] if rank.pages)
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""
@@ -84,11 +78,11 @@ class PrefillInstance:
 
     def report(self, group: int, reason: str) -> None:
         """A DP group does not get on: it is to be replaced, whatever it says of itself."""
-        self._recovery.report(group_names(self._config)[group], reason)
+        self._recovery.report(self._actors.groups[group], reason)
 
     async def serves(self, group: int) -> bool:
         """Whether a DP group says that it serves."""
-        return await self.state(group_names(self._config)[group]) == SERVING
+        return await self.state(self._actors.groups[group]) == SERVING
 
     async def start(self) -> None:
         """Attach to running actors, or start them all, join them and warm every pair.
@@ -101,12 +95,12 @@ class PrefillInstance:
         try:
             if not (has_attached := await self._attach()):
                 await clear_instance(self._config.name)
-                await self._create()
-                await self.join(self._names, await self._registrations(self._names, self._left_s()))
+                await self._actors.create(self._left_s())
+                await self.join(self._actors.names, await self._registrations(self._actors.names, self._left_s()))
                 await self._warm()
         except Exception as error:
             self._missing = (f"start failed: {error}",)
-            await self._clear_own()
+            await self._actors.clear()
             raise
         self._missing = ()
         self.vitals.started("attached" if has_attached else "created", self._config.start_timeout_s - self._left_s())
@@ -118,15 +112,15 @@ class PrefillInstance:
             DeviceLost: one did not come back in time, or is lost too often; names who is missing and why. The groups
                 are stopped, so that no request waits.
         """
-        groups = group_names(self._config)
+        groups = self._actors.groups
         try:
-            async for name, reason in self._recovery.watch(self._names):
+            async for name, reason in self._recovery.watch(self._actors.names):
                 (self.vitals.lost if reason else self.vitals.back)(name)
                 if name in groups:
                     yield Change(groups.index(name), reason)
         except AsapError as error:
             self._missing = self.missing()
-            await self._ask(groups, "end", timeout_s=_STOP_S)
+            await self._actors.ask(groups, "end", timeout_s=_STOP_S)
             raise DeviceLost(f"{'; '.join(self._missing)}: {error}") from None
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
@@ -135,37 +129,31 @@ class PrefillInstance:
         Raises:
             DeviceLost: the group failed or is gone; the text says why.
         """
-        name = group_names(self._config)[group]
+        name = self._actors.groups[group]
         try:
-            stream = self._actors[name].run.options(num_returns="streaming").remote(self._id, encode(batch))
+            stream = self._actors.stream(name, "run", self._id, encode(batch))
             async for reference in stream:
                 events = decode(Events, await reference)
                 yield events.tokens, events.stamps
         except RayError as error:
-            raise DeviceLost(f"{name}: {_reason(error)}") from None
+            raise DeviceLost(f"{name}: {reason_of(error)}") from None
 
     async def duty(self) -> dict[str, Duty]:
         """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-        replies = await self._ask(self._names, "duty", timeout_s=ANSWER_S)
+        replies = await self._actors.ask(self._actors.names, "duty", timeout_s=ANSWER_S)
         return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def timeline(self, last_s: float) -> Timeline:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
-        replies = await self._ask(self._names, "timeline", last_s, timeout_s=ANSWER_S)
+        replies = await self._actors.ask(self._actors.names, "timeline", last_s, timeout_s=ANSWER_S)
         return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""
         self._missing = ("the instance is stopping",)
-        stopped = await self._ask(self._names, "stop", self._id, timeout_s=_STOP_S)
+        stopped = await self._actors.ask(self._actors.names, "stop", self._id, timeout_s=_STOP_S)
         if False not in stopped.values():
-            await self._clear_own()
-
-    async def _clear_own(self) -> None:
-        """End what is left of the devices this frontend started or attached to, never its successor's."""
-        with contextlib.suppress(ValueError):
-            if get_placement_group(self._config.name).id == self._placement_id:
-                await clear_instance(self._config.name)
+            await self._actors.clear()
 
     def _left_s(self) -> float:
         """Of the time to start."""
@@ -174,63 +162,38 @@ class PrefillInstance:
     async def state(self, name: str) -> str:
         """`serving`, or anything else; renews its lease. Asks twice: perhaps it was this process that stood still."""
         for patience_s in (ANSWER_S / 2, ANSWER_S / 2):
-            state = await self._one(name, "state", (self._id,), patience_s)
+            state = await self._actors.call(name, "state", (self._id,), patience_s)
             if not isinstance(state, NoAnswer):
                 break
         return str(state)
 
     async def call(self, name: str, method: str, timeout_s: float | None) -> Any:
         """What a method without arguments answers, or a `Refusal`."""
-        return await self._one(name, method, (), timeout_s)
+        return await self._actors.call(name, method, (), timeout_s)
 
     async def _lost(self) -> tuple[str, ...]:
         """Every device that is not serving, and what became of it."""
-        states = await self._ask(self._names, "state", self._id, timeout_s=ANSWER_S)
+        states = await self._actors.ask(self._actors.names, "state", self._id, timeout_s=ANSWER_S)
         self.vitals.saw(states)
         return tuple(f"{name} ({state})" for name, state in states.items() if state != SERVING)
 
     async def _attach(self) -> bool:
         """Whether every device is there, serves, and was built from this very configuration and checkpoint."""
-        if sorted(self._names) != sorted(running_names(self._config.name)):
+        if sorted(self._actors.names) != sorted(running_names(self._config.name)):
             return False
         try:
-            self._placement_id = get_placement_group(self._config.name).id
-            self._actors = {name: ray.get_actor(name, namespace=NAMESPACE) for name in self._names}
+            self._actors.find()
             if await self._lost():
                 return False
-            self.registered |= await self._registrations(self._names, ANSWER_S)
+            self.registered |= await self._registrations(self._actors.names, ANSWER_S)
         except (ValueError, Unavailable):  # somebody went meanwhile
             return False
         fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
         return all(rank.fingerprint == fingerprint for ranks in self.registered.values() for rank in ranks)
 
-    async def _create(self) -> None:
-        config, message = self._config, encode(self._config)
-        placement = reserve(config.name, config.parallel)
-        self._placement_id = placement.id
-        await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, self._left_s())
-        kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone
-        kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
-        kinds += [(MoEDevice, e, 16) for e in range(config.parallel.moe_devices)]
-        for index, (name, (kind, number, concurrency)) in enumerate(zip(self._names, kinds, strict=True)):
-            self._actors[name] = (
-                ray.remote(kind)
-                .options(
-                    name=name,
-                    namespace=NAMESPACE,
-                    lifetime="detached",
-                    num_cpus=0,
-                    resources={RESOURCE: 1},
-                    max_concurrency=concurrency,
-                    max_restarts=-1,
-                    scheduling_strategy=bundle(placement, index),
-                )
-                .remote(message, number)
-            )
-
     async def be_patient(self, seconds: float) -> None:
         """Devices are being replaced: groups that wait for one go on waiting, up to so long."""
-        await self._ask(group_names(self._config), "be_patient", seconds, timeout_s=ANSWER_S)
+        await self._actors.ask(self._actors.groups, "be_patient", seconds, timeout_s=ANSWER_S)
 
     async def join(self, names: Collection[str], registered: Registered) -> None:
         """Join these devices to each other and to those that serve, of which some `registered` just now.
@@ -239,21 +202,21 @@ class PrefillInstance:
         """
         self.registered |= registered
         agree({f"{name} rank {rank.tp_rank}": rank for name, ranks in self.registered.items() for rank in ranks})
-        groups, devices = group_names(self._config), device_names(self._config)
+        groups, devices, timeout_s = self._actors.groups, self._actors.devices, self._config.start_timeout_s
         ranks, peers = self._message(groups), self._message(devices)
-        await self._demand([name for name in devices if name in names], "serve", self._config.start_timeout_s, ranks)
+        await self._actors.demand([name for name in devices if name in names], "serve", timeout_s, ranks)
         for name in filter(names.__contains__, groups):
-            await self._demand(devices, "replace_group", ANSWER_S, self._message([name]))
+            await self._actors.demand(devices, "replace_group", ANSWER_S, self._message([name]))
         for name in filter(names.__contains__, devices):
-            await self._demand(groups, "replace_device", ANSWER_S, self._message([name]))
-        await self._demand([name for name in groups if name in names], "serve", self._config.start_timeout_s, peers)
+            await self._actors.demand(groups, "replace_device", ANSWER_S, self._message([name]))
+        await self._actors.demand([name for name in groups if name in names], "serve", timeout_s, peers)
 
     def _message(self, names: Iterable[str]) -> bytes:
         """Where the buffers of these devices are."""
         return encode(Registrations(tuple(rank for name in names for rank in self.registered[name])))
 
     async def _registrations(self, names: list[str], timeout_s: float) -> dict[str, tuple[Registration, ...]]:
-        replies = await self._demand(names, "register", timeout_s)
+        replies = await self._actors.demand(names, "register", timeout_s)
         return {name: decode(Registrations, reply).devices for name, reply in replies.items()}
 
     async def _warm(self) -> None:
@@ -275,62 +238,6 @@ class PrefillInstance:
             lost = await self._lost()  # who failed first is seldom who noticed
             raise Unavailable(f"warm-up: {'; '.join(lost) or error or 'no answer in time'}") from None
 
-    async def _demand(self, names: list[str], method: str, timeout_s: float, *args: bytes) -> dict[str, Any]:
-        replies = await self._ask(names, method, *args, timeout_s=timeout_s)
-        refused = {name: reply for name, reply in replies.items() if isinstance(reply, Refusal)}
-        if refused:
-            raise Refused(method, refused)
-        return replies
-
-    async def _ask(self, names: list[str], method: str, *args: bytes | str | float, timeout_s: float) -> dict[str, Any]:
-        """Call a method on several actors; a `Refusal` stands for an answer that did not come."""
-        answers = await asyncio.gather(*(self._one(name, method, args, timeout_s) for name in names))
-        return dict(zip(names, answers, strict=True))
-
-    async def _one(self, name: str, method: str, args: tuple[Any, ...], timeout_s: float | None) -> Any:
-        if name not in self._actors:
-            return Refusal("not started")
-        try:
-            return await asyncio.wait_for(getattr(self._actors[name], method).remote(*args), timeout_s)
-        except TimeoutError:
-            return NoAnswer(f"no answer within {timeout_s:.1f} s")
-        except RayError as error:
-            return Refusal(_reason(error))
-
-
-class Refusal(str):
-    """Why an actor did not do as asked."""
-
-
-class NoAnswer(Refusal):
-    """It has said nothing in time."""
-
-
-def group_names(config: ServeConfig) -> list[str]:
-    """Names of the attention groups' actors, in the order of i."""
-    return [f"{config.name}:attention:{i}" for i in range(config.parallel.dp_groups)]
-
-
-def device_names(config: ServeConfig) -> list[str]:
-    """Names of the MoE devices' actors, in the order of e."""
-    return [f"{config.name}:moe:{e}" for e in range(config.parallel.moe_devices)]
-
-
-async def clear_instance(name: str) -> None:
-    """End every actor of the instance `name` and free its devices, whoever uses them; what is not there is skipped."""
-    for actor in running_names(name):
-        with contextlib.suppress(ValueError):  # gone meanwhile
-            ray.kill(ray.get_actor(actor, namespace=NAMESPACE))
-    with contextlib.suppress(ValueError):
-        remove_placement_group(get_placement_group(name))
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(_gone(name), _STOP_S)
-
-
-async def _gone(name: str) -> None:
-    while running_names(name):
-        await asyncio.sleep(POLL_S)
-
 
 def agree(registered: Mapping[str, Registration]) -> None:
     """The join handshake: every device must have loaded the same model and configuration, on one node.
@@ -343,9 +250,3 @@ def agree(registered: Mapping[str, Registration]) -> None:
         mine, its = ({"node": each.node, **each.fingerprint} for each in (reference, registration))
         for field, ours, theirs in differing_fields(mine, its):
             raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")
-
-
-def _reason(error: RayError) -> str:
-    """The last line that says something of a Ray error."""
-    lines = [line.strip() for line in str(getattr(error, "cause", None) or error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -9,112 +9,35 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
-import httpx
-import ray
-from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from rich.console import Console
 
-from asap_ray.actors.handle_target import HandleTarget
-from asap_ray.actors.timeline import read_timeline
+from asap_ray.actors.endpoints import Endpoint
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.progress import Progress
 from asap_ray.evaluation.replay_html import write_html
 from asap_ray.evaluation.replay_report import (
     Report,
-    Utilisation,
     check_writable,
     summarise,
     summary_table,
     this_machine,
     write_json,
 )
-from asap_ray.evaluation.utilisation import ReadDuty, sampled
-from asap_ray.messages import decode
+from asap_ray.evaluation.watch import Watch
 from asap_ray.telemetry.trace_events import write_trace
-from asap_ray.tracks import Timeline
-from asap_ray.workload.client import Plan, Result, Target, replay
-from asap_ray.workload.http_target import HttpTarget, ServedModel, connect, served_model
+from asap_ray.workload.client import Plan, Result, replay
+from asap_ray.workload.http_target import ServedModel
 from asap_ray.workload.shaping import Shaping
 from asap_ray.workload.trace import TraceRequest
 from asap_ray.workload.trace_file import bundled_trace, read_trace
 
-CONNECT_S: Final = 30.0
 _log = logging.getLogger(__name__)
 _PROBE_S: Final = 0.001
-
-
-ReadTimeline = Callable[[float], Awaitable[Timeline]]
-"""What every device did in the last so many seconds; raises ConfigError where nobody records."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A served instance: where to send prompts, what it serves, and how busy its devices say they are."""
-
-    target: Target
-    model: ServedModel
-    duty: ReadDuty
-    timeline: ReadTimeline
-
-
-@contextlib.asynccontextmanager
-async def http_endpoint(url: str, key: str = "") -> AsyncIterator[Endpoint]:
-    """An OpenAI-compatible server, with its API key if it has one; device utilisation only where it is one of ours."""
-    async with connect(url, key) as client:
-        model = await served_model(client)
-
-        async def duty() -> Mapping[str, float]:
-            try:
-                reply = await client.get("/duty", timeout=5.0)
-                return _by_device({name: each["compute_s"] for name, each in reply.raise_for_status().json().items()})
-            except (httpx.HTTPError, ValueError):
-                return {}
-
-        yield Endpoint(HttpTarget(client, model.name), model, duty, partial(read_timeline, client))
-
-
-@contextlib.asynccontextmanager
-async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
-    """A Serve application of the cluster at `address`; prompts go through its handle."""
-    try:
-        if not ray.is_initialized():
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        handle = serve.get_app_handle(name)
-    except (ConnectionError, ValueError, RayError, RayServeException) as error:
-        raise ConfigError(f"no application {name!r} on the cluster at {address!r}: {error}") from None
-    try:
-        model = ServedModel(**await asyncio.wait_for(handle.describe.remote(), CONNECT_S))
-    except TimeoutError:
-        raise ConfigError(f"application {name!r} did not answer within {CONNECT_S:g} s") from None
-
-    async def duty() -> Mapping[str, float]:
-        totals: Mapping[str, float] = {}
-        with contextlib.suppress(RayError):
-            totals = await handle.compute_seconds.remote()
-        return _by_device(totals)
-
-    async def timeline(last_s: float) -> Timeline:
-        try:
-            return decode(Timeline, await handle.timeline.remote(last_s))
-        except RayError as error:
-            raise ConfigError(f"application {name!r} gave no timeline: {error}") from None
-
-    yield Endpoint(HandleTarget(handle), model, duty, timeline)
-
-
-def _by_device(totals: Mapping[str, float]) -> dict[str, float]:
-    """Totals by `attention:0`, `moe:1`: an actor's name without its instance's."""
-    return {":".join(name.split(":")[-2:]): seconds for name, seconds in totals.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +63,9 @@ class Job:
         path = self.trace or bundled_trace()
         requests = self.shaping.apply(read_trace(path))
         results: list[Result] = []
-        samples: list[Utilisation] = []
+        watch = Watch()
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(self._replay(connecting, requests, results, samples))
+            asyncio.run(self._replay(connecting, requests, results, watch))
         report = Report(
             title=f"Replay of {path.name}",
             date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -151,7 +74,7 @@ class Job:
             machine=this_machine(),
             slo_s=self.slo_s,
             results=sorted(results, key=lambda result: result.index),
-            utilisation=samples,
+            watch=watch,
         )
         write_json(json_file, report)
         write_html(html_file, report)
@@ -167,9 +90,9 @@ class Job:
         connecting: AbstractAsyncContextManager[Endpoint],
         requests: list[TraceRequest],
         results: list[Result],
-        samples: list[Utilisation],
+        watch: Watch,
     ) -> None:
-        """Append to `results` and `samples`, so that an interruption keeps them."""
+        """Append to `results` and `watch`, so that an interruption keeps them."""
 
         num_errors = 0
 
@@ -179,7 +102,7 @@ class Job:
             num_errors += result.error is not None
             progress.update(len(results), num_errors)
 
-        async with connecting as endpoint, sampled(endpoint.duty, samples):
+        async with connecting as endpoint, watch.over(endpoint.look):
             if self.timeline:  # nobody who records: better said now
                 await endpoint.timeline(_PROBE_S)
             plan = Plan(

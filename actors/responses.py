@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from asap_ray.actors.openai import GenerationBody
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.tokenizer import TextStream, Tokenizer
 from asap_ray.actors.waiter import TokenEvent, Ttft
 from asap_ray.batch import Token

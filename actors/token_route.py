@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from asap_ray.actors.limits import MAX_LOGPROBS
 from asap_ray.actors.openai import DeliveryBody, GenerationBody, quote
 from asap_ray.actors.responses import ChatAnswer, Choice, Piece
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 from asap_ray.errors import RequestError
 
 

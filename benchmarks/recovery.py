@@ -29,11 +29,11 @@ from pathlib import Path
 import ray
 import torch
 
-from asap_ray.actors.app import served_model
 from asap_ray.actors.losses import MAX_RESTARTS
-from asap_ray.actors.placement import NAMESPACE
-from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
+from asap_ray.actors.placement import NAMESPACE, device_names, group_names
+from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.recovery import Registered
+from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig

@@ -52,7 +52,8 @@ class Instance:
     """One that serves, and the process that everything of it descends from."""
 
     url: str
-    pid: int
+    process: subprocess.Popen[bytes]
+    log: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def measure(scratch: Path, num_pairs: int, num_requests: int) -> list[Pair]:
     make_random_checkpoint(scratch / "model", **demo())
     with serving(scratch, "on", {}) as on, serving(scratch, "off", {"PYTHONPATH": str(SILENT)}) as off:
         for instance, is_counting in ((on, True), (off, False)):
-            await_ready(instance.url)
+            await_ready(instance)
             if ("vllm:" in httpx.get(f"{instance.url}/metrics", trust_env=False).text) != is_counting:
                 raise Unavailable(f"{instance.url} counts {'nothing' if is_counting else 'although it should not'}")
             burst(instance, num_requests, seed=-1)  # pages and caches
@@ -146,9 +147,9 @@ def burst(instance: Instance, num_requests: int, seed: int, *, is_scraped: bool 
     lengths = [draw.randint(*LENGTHS) for _ in range(num_requests)]
     requests = [TraceRequest(timestamp_s=0.0, input_length=length, output_length=1) for length in lengths]
     plan = Plan(requests=requests, vocab_size=VOCAB_SIZE, seed=seed + 1)
-    began_s, before_s = time.monotonic(), cpu_s(instance.pid)
+    began_s, before_s = time.monotonic(), cpu_s(instance.process.pid)
     failures = asyncio.run(_play(instance.url, plan, is_scraped))
-    elapsed_s, used_s = time.monotonic() - began_s, cpu_s(instance.pid) - before_s
+    elapsed_s, used_s = time.monotonic() - began_s, cpu_s(instance.process.pid) - before_s
     if failures:
         raise Unavailable(f"{instance.url}: {failures[0]}")
     return Burst(sum(lengths) / elapsed_s, used_s)
@@ -205,21 +206,23 @@ def serving(scratch: Path, name: str, environment: dict[str, str]) -> Iterator[I
             stderr=subprocess.STDOUT,
         )
     try:
-        yield Instance(f"http://127.0.0.1:{port}", process.pid)
+        yield Instance(f"http://127.0.0.1:{port}", process, scratch / f"{name}.log")
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
 
 
-def await_ready(url: str) -> None:
+def await_ready(instance: Instance) -> None:
     """Raises Unavailable: it did not come up."""
     deadline_s = time.monotonic() + READY_S
     while time.monotonic() < deadline_s:
+        if instance.process.poll() is not None:
+            raise Unavailable(f"{instance.url} ended before it was ready:\n{instance.log.read_text()[-2000:]}")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready", timeout=10.0, trust_env=False).is_success:
+            if httpx.get(f"{instance.url}/ready", timeout=10.0, trust_env=False).is_success:
                 return
         time.sleep(0.5)
-    raise Unavailable(f"{url} was not ready within {READY_S:g} s")
+    raise Unavailable(f"{instance.url} was not ready within {READY_S:g} s")
 
 
 if __name__ == "__main__":

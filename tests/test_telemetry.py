@@ -13,7 +13,7 @@ from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.service import PrefillService
 from asap_ray.actors.vitals import Vitals
 from asap_ray.actors.waiter import Ttft, Waiter
-from asap_ray.backends.host import HostMoEComm
+from asap_ray.backends.host_comm import HostMoEComm
 from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.dashboards.promql import SLO_S

@@ -1,20 +1,18 @@
 """Devices on CPUs: real mathematics over shared memory, one process or thread a device."""
 
-# Shapes: S rows of this rank, H hidden, R rows on a MoE device.
-
 from __future__ import annotations
 
 import dataclasses
-import logging
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 import torch
 
 from asap_ray import _native
+from asap_ray.backends.host_comm import DTYPES, HostAttentionComm
+from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.kv_memory import fit_blocks, process_bytes
 from asap_ray.backends.peers import Peers
 from asap_ray.backends.ports import Ports
@@ -22,160 +20,24 @@ from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.errors import Closed, CorruptMessage, PeerTimeout
+from asap_ray.errors import Closed
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
 from asap_ray.laps import Laps, State
-from asap_ray.layout import Layout, layout_of
+from asap_ray.layout import layout_of
 from asap_ray.messages import Pages, Registration
-from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
-from asap_ray.protocol import BatchQueue, Collective, MoEStage, Routed, WorkItem
-from asap_ray.spec import NUM_SLOTS, ExpertType, Instance, RowType
+from asap_ray.protocol import BatchQueue, Collective
+from asap_ray.spec import NUM_SLOTS, Instance
 from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recording
 from asap_ray.totals import DeviceTotals, RankTotals, stream_totals
 from asap_ray.tracks import Role, Source, Timeline
 
-_log = logging.getLogger(__name__)
-
-DTYPES: Final = {
-    RowType.FLOAT32: torch.float32,
-    RowType.BFLOAT16: torch.bfloat16,
-    RowType.FLOAT16: torch.float16,
-}
-
 
 def instance_of(config: ServeConfig, model: Model) -> Instance:
     """The instance a configuration makes of a model."""
     return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
-
-
-def tensor_of(rows: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """Rows as torch sees them. A zero-row array has no strides in numpy, and torch's kernels refuse it."""
-    if not len(rows):
-        return torch.empty(rows.shape, dtype=dtype)
-    rows_RH = torch.from_numpy(rows)
-    return rows_RH if dtype is torch.float32 else rows_RH.view(dtype)
-
-
-class HostAttentionComm:
-    """`AttentionComm` over shared memory. `combine_recv` reuses its output: use it before the slot's next one."""
-
-    def __init__(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> None:
-        self._native = native
-        self._deadline_s = deadline_s
-        self._num_rows = [0] * NUM_SLOTS
-        self._out = torch.empty(NUM_SLOTS, NUM_SLOTS * layout.slot_rows, layout.hidden, dtype=dtype)
-
-    async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
-        """See `AttentionComm`."""
-        self._num_rows[slot] = len(routed.hidden_SH)
-        self._native.async_dispatch_send(
-            slot,
-            layer,
-            array_of(routed.hidden_SH),
-            routed.expert_ids_SK.numpy(),
-            routed.weights_SK.numpy(),
-            self._deadline_s,
-        )
-
-    async def combine_recv(self, slot: int) -> torch.Tensor:
-        """See `AttentionComm`."""
-        out_SH = self._out[slot, : self._num_rows[slot]]
-        self._native.async_combine_recv(slot, array_of(out_SH), self._deadline_s)
-        return out_SH
-
-
-class HostMoEComm:
-    """`MoEComm` over shared memory."""
-
-    def __init__(self, native: Any, received: Received, dtype: torch.dtype, deadline_s: float) -> None:
-        self._native = native
-        self._received = received
-        self._dtype = dtype
-        self._deadline_s = deadline_s
-
-    async def dispatch_recv(self) -> WorkItem:
-        """See `MoEComm`; an idle device waits for ever, for the rest of a message only until the deadline."""
-        item = self._receive()
-        self._received.add(item.layer, item.num_tokens, item.num_rows_E)
-        return WorkItem(
-            dp_group=item.dp_group,
-            slot=item.slot,
-            layer=item.layer,
-            num_rows=item.num_rows,
-            num_rows_E=torch.from_numpy(item.num_rows_E),
-            rows_RH=self.rows_of(item),
-            ticket=item,
-            found_s=item.found_s,
-        )
-
-    def _receive(self) -> Any:
-        while True:
-            try:
-                return self._native.async_dispatch_recv(self._deadline_s)
-            except CorruptMessage as error:  # dropped: its sender gives up at its deadline, the others go on
-                self._received.num_dropped += 1
-                _log.error("dropped a message: %s", error)
-            except PeerTimeout as error:  # a group is stuck or gone: its owner replaces it, the others go on
-                _log.error("still waiting: %s", error)
-
-    async def combine_send(self, work: WorkItem, results_RH: torch.Tensor) -> None:
-        """See `MoEComm`."""
-        self.send_results(work.ticket, results_RH)
-
-    def rows_of(self, item: Any) -> Any:
-        """An item's rows as the stage takes them."""
-        return tensor_of(item.rows, self._dtype)
-
-    def send_results(self, item: Any, results_RH: Any) -> None:
-        """What the stage made of them."""
-        self._native.async_combine_send(item, array_of(results_RH))
-
-
-class HostPorts:
-    """Buffers of this machine's shared memory, and the primitives over them in native code (`Ports`)."""
-
-    moe_comm = HostMoEComm
-
-    def create(self, name: str, num_bytes: int) -> Any:
-        """See `Ports`."""
-        return _native.SharedBuffer.create(name, num_bytes)
-
-    def address(self, buffer: Any) -> dict[str, Any]:
-        """See `Ports`."""
-        return {"pid": buffer.pid, "fd": buffer.fd, "num_bytes": buffer.num_bytes}
-
-    def open(self, peer: Registration) -> Any:
-        """See `Ports`."""
-        return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
-
-    def attention(self, **endpoint: Any) -> Any:
-        """See `Ports`."""
-        return _native.AttentionComm(**endpoint)
-
-    def moe(self, **endpoint: Any) -> Any:
-        """See `Ports`."""
-        return _native.MoEComm(**endpoint)
-
-    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
-        """See `Ports`."""
-        mine = instance.experts_of(moe_device)
-        if config.expert_type is ExpertType.INT8:
-            return model.int8_expert_stage(mine)
-        return model.expert_stage(mine, DTYPES[config.compute_type])
-
-
-def require_device(config: ServeConfig) -> None:
-    """A host is always there."""
-    del config
-
-
-def open_ports(config: ServeConfig) -> HostPorts:
-    """The ports of this host."""
-    del config
-    return HostPorts()
 
 
 def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import torch
 
 from asap_ray.backends.gloo import SoloCollective
-from asap_ray.backends.host import DTYPES
+from asap_ray.backends.host_comm import DTYPES
 from asap_ray.backends.kv_memory import node_bytes
 from asap_ray.backends.shared_pages import SharedPages
 from asap_ray.backends.threads import drive

@@ -20,7 +20,8 @@ def demo(
     """Make a small MoE model, serve it on a local Ray, replay a real trace against it, and stop everything."""
     ask_for_token()
     from asap_ray.actors.app import build_app
-    from asap_ray.actors.replay_job import Job, http_endpoint
+    from asap_ray.actors.endpoints import http_endpoint
+    from asap_ray.actors.replay_job import Job
     from asap_ray.actors.running import running
     from asap_ray.models.random_checkpoint import demo as demo_model
     from asap_ray.models.random_checkpoint import make_random_checkpoint

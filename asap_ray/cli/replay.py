@@ -35,7 +35,8 @@ def replay(
 ) -> None:
     """Replay a trace open loop: every request goes out when the trace says so; write a table and a report."""
     from asap_ray.actors.api_key import read_key
-    from asap_ray.actors.replay_job import Job, app_endpoint, http_endpoint
+    from asap_ray.actors.endpoints import app_endpoint, http_endpoint
+    from asap_ray.actors.replay_job import Job
     from asap_ray.workload.shaping import Shaping
 
     if (url is None) == (app is None):

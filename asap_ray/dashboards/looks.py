@@ -108,16 +108,7 @@ def look(client: httpx.Client) -> Look:
         ConfigError: what answers has no metrics of this kind.
     """
     metrics = _get(client, "/metrics")
-    samples: dict[tuple[str, str], float] = {}
-    model = ""
-    try:
-        for family in text_string_to_metric_families(metrics.text if metrics.is_success else ""):
-            for name, labels, value, *_ in family.samples:
-                key = name, labels.get("le", "")
-                samples[key] = samples.get(key, 0.0) + value
-                model = labels.get("model_name", model)
-    except ValueError:
-        samples = {}
+    samples, model = samples_of(metrics.text if metrics.is_success else "")
     if (frontend.RUNNING.exported, "") not in samples:
         raise ConfigError(f"{metrics.url} (HTTP {metrics.status_code}) has no {frontend.RUNNING.exported}")
     return Look(
@@ -127,6 +118,21 @@ def look(client: httpx.Client) -> Look:
         samples=samples,
         duty=_duty(_get(client, "/duty")),
     )
+
+
+def samples_of(exposition: str) -> tuple[dict[tuple[str, str], float], str]:
+    """The `samples` and the `model` of a look, from Prometheus' text format; nothing if it is no such text."""
+    samples: dict[tuple[str, str], float] = {}
+    model = ""
+    try:
+        for family in text_string_to_metric_families(exposition):
+            for name, labels, value, *_ in family.samples:
+                key = name, labels.get("le", "")
+                samples[key] = samples.get(key, 0.0) + value
+                model = labels.get("model_name", model)
+    except ValueError:
+        return {}, ""
+    return samples, model
 
 
 def connect(url: str) -> httpx.Client:

@@ -9,7 +9,13 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from asap_ray.evaluation.page import STYLE
-from asap_ray.evaluation.replay_plots import device_utilisation, ttft_by_length, ttft_cdf, ttft_over_time
+from asap_ray.evaluation.replay_plots import (
+    device_utilisation,
+    load_over_time,
+    ttft_by_length,
+    ttft_cdf,
+    ttft_over_time,
+)
 from asap_ray.evaluation.replay_report import TABLE_COLUMNS, Report, Summary, lateness, summarise, table_rows
 
 TEMPLATE: Final = """\
@@ -108,13 +114,22 @@ def _figures(report: Report, summary: Summary) -> list[tuple[str, str, Markup]]:
             ttft_by_length(summary.buckets),
         ),
     ]
-    if report.utilisation:
+    if report.watch.load:
+        figures.append(
+            (
+                "Load",
+                "What the server's own metrics said once a second: requests running and waiting, prompt tokens it "
+                "answered, blocks of its KV cache in use and prompt tokens found there.",
+                load_over_time(report.watch.load),
+            )
+        )
+    if report.watch.utilisation:
         figures.append(
             (
                 "Device utilisation",
                 "Share of the time that each device computed, between two samples; beside its name the mean. "
                 "A group with T > 1 counts the exchanges between its ranks, too.",
-                device_utilisation(report.utilisation),
+                device_utilisation(report.watch.utilisation),
             )
         )
     return [(heading, caption, Markup(svg)) for heading, caption, svg in figures]

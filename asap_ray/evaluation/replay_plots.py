@@ -11,8 +11,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from asap_ray.evaluation.replay_report import OTHER, Bucket, Utilisation
+from asap_ray.evaluation.replay_report import OTHER, Bucket
 from asap_ray.evaluation.svg import ACCENT, ALARM, INK, WIDTH_IN, figure_of, legend_above, style, svg_of
+from asap_ray.evaluation.watch import Load, Utilisation
 from asap_ray.workload.client import Result
 
 BAR_WIDTH: Final = 0.62
@@ -115,6 +116,39 @@ def _stack_parts(axes: Any, buckets: Sequence[Bucket], scales: Sequence[float]) 
     for place, (bucket, scale) in enumerate(zip(buckets, scales, strict=True)):
         if bucket.ttft_s and not bucket.ttft_parts_s:
             axes.bar(place, bucket.ttft_s.mean * scale, BAR_WIDTH, color=INK)
+
+
+def load_over_time(samples: Sequence[Load]) -> str:
+    """Requests that were there, prompt tokens a second, and shares of the KV cache: the overview of the dashboards."""
+    shares = {
+        "blocks in use": [sample.kv_cache_usage for sample in samples],
+        "prompt tokens found": [sample.prefix_hits for sample in samples],
+    }
+    shown = {name: values for name, values in shares.items() if any(value is not None for value in values)}
+    rows: list[tuple[str, dict[str, list[float | None]]]] = [
+        ("requests", {"running": [each.running for each in samples], "waiting": [each.waiting for each in samples]}),
+        ("prompt tokens/s", {"": [each.prompt_tokens_per_s for each in samples]}),
+        *([("KV cache, %", {name: _percent(values) for name, values in shown.items()})] if shown else []),
+    ]
+    figure = Figure(figsize=(WIDTH_IN, 1.9 * len(rows)), layout="constrained")
+    times_s = [sample.t_s for sample in samples]
+    below: Any = None
+    for below, (label, lines) in zip(figure.subplots(len(rows), sharex=True), rows, strict=True):
+        style(below)
+        for (name, values), colour in zip(lines.items(), (ACCENT, "#e69f00"), strict=False):
+            known = [float("nan") if value is None else value for value in values]
+            below.plot(times_s, known, color=colour, linewidth=1.6, marker=".", markersize=3, label=name or None)
+        below.set_ylabel(label)
+        below.set_ylim(bottom=0)
+        below.yaxis.set_major_formatter(FuncFormatter(_count))
+        legend_above(below)
+    below.set_xlabel("time since the start, s")
+    figure.align_ylabels()
+    return svg_of(figure)
+
+
+def _percent(shares: Sequence[float | None]) -> list[float | None]:
+    return [None if share is None else 100 * share for share in shares]
 
 
 def device_utilisation(samples: Sequence[Utilisation]) -> str:

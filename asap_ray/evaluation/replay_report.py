@@ -7,7 +7,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from asap_ray.errors import ConfigError
+from asap_ray.evaluation.watch import Watch
 from asap_ray.workload.client import Result
 
 TTFT_PARTS: Final = ("queue_s", "attention_s", "dispatch_s", "combine_s")
@@ -76,15 +77,6 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Utilisation:
-    """Share of the time since the sample before that a device computed."""
-
-    t_s: float  # from the start of the replay
-    device: str  # "attention:0", "moe:1"
-    busy: float  # 0 to 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """Everything a reader needs to know what was measured, and how."""
 
@@ -95,7 +87,7 @@ class Report:
     machine: str
     slo_s: float
     results: Sequence[Result]
-    utilisation: Sequence[Utilisation] = ()
+    watch: Watch = field(default_factory=Watch)
 
 
 def this_machine() -> str:

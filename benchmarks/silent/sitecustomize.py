@@ -38,7 +38,7 @@ def _silence_timeline(module: ModuleType) -> None:
 _SILENCERS: dict[str, Callable[[ModuleType], None]] = {
     "asap_ray.actors.exporters": _silence_exporters,
     "asap_ray.actors.device_metrics": _silence_devices,
-    "asap_ray.totals": _silence_counts,
+    "asap_ray.telemetry.received": _silence_counts,
     "asap_ray.telemetry.recording": _silence_timeline,
 }
 

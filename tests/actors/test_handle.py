@@ -9,8 +9,9 @@ import pytest
 from ray import serve
 
 from asap_ray.actors.app import Frontend, build_app
-from asap_ray.actors.replay_job import Endpoint, app_endpoint
+from asap_ray.actors.endpoints import Endpoint, app_endpoint
 from asap_ray.config import ServeConfig, config_to
+from asap_ray.telemetry import frontend
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -77,12 +78,13 @@ def test_the_application_says_what_it_serves_and_how_busy_it_is(run: Run, app_na
     async def ask() -> Any:
         async with app_endpoint(app_name, "auto") as endpoint:
             await until_ready(endpoint)
-            return endpoint.model, sorted(await endpoint.duty())
+            return endpoint.model, await endpoint.look()
 
-    model, devices = run(ask())
+    model, look = run(ask())
 
     assert (model.name, model.vocab_size, model.max_model_len) == ("tiny", 512, 256)
-    assert devices == ["attention:0", "moe:0"]
+    assert sorted(look.duty) == ["attention:0", "moe:0"]
+    assert look.has(frontend.RUNNING)
 
 
 def test_two_replicas_of_one_application_are_refused(make_config: Callable[..., ServeConfig]) -> None:

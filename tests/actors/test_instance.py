@@ -17,10 +17,10 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table
 from transformers import AutoModelForCausalLM
 
-from asap_ray.actors.app import served_model
 from asap_ray.actors.lease import end_instance
-from asap_ray.actors.placement import running_names
-from asap_ray.actors.prefill_instance import PrefillInstance, agree, device_names, group_names
+from asap_ray.actors.placement import device_names, group_names, running_names
+from asap_ray.actors.prefill_instance import PrefillInstance, agree
+from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.config import ServeConfig
@@ -83,7 +83,9 @@ def first_token(model: Path, ids: list[int]) -> int:
         return int(undivided(torch.tensor([ids])).logits[0, -1].argmax())
 
 
-@pytest.mark.parametrize(("dp_groups", "tp", "moe_devices"), [(3, 2, 2), (1, 1, 3)])
+@pytest.mark.parametrize(
+    ("dp_groups", "tp", "moe_devices"), [(3, 2, 2), pytest.param(1, 1, 3, marks=pytest.mark.thorough)]
+)
 def test_any_degrees_answer_as_transformers(
     run: Run, make_config: MakeConfig, reference: dict[str, int], dp_groups: int, tp: int, moe_devices: int
 ) -> None:
@@ -310,6 +312,7 @@ def test_a_device_lost_for_good_is_named_and_nobody_waits_for_it(
     assert run(lose_one()).startswith(device_names(config)[1])
 
 
+@pytest.mark.thorough
 def test_a_leaving_frontend_does_not_end_what_another_uses(run: Run, make_config: MakeConfig) -> None:
     """The old frontend of a redeploy drains beside the new one; its end must not take the devices along."""
     config = make_config("shared", 1, 1, 1)
@@ -326,6 +329,7 @@ def test_a_leaving_frontend_does_not_end_what_another_uses(run: Run, make_config
     assert run(leave_one_by_one()) == (True, [])
 
 
+@pytest.mark.thorough
 def test_a_replaced_frontend_does_not_end_its_successors_devices(run: Run, make_config: MakeConfig) -> None:
     """When a redeploy with other settings has replaced all devices, the old one leaves the new devices alone."""
     config = make_config("replaced", 1, 1, 1)
@@ -343,6 +347,7 @@ def test_a_replaced_frontend_does_not_end_its_successors_devices(run: Run, make_
     assert run(replace_then_leave())
 
 
+@pytest.mark.thorough
 def test_an_orphaned_device_ends_the_whole_instance(run: Run, make_config: MakeConfig) -> None:
     """What a lease does when it runs out: every actor goes, and the devices are free again."""
     config = make_config("orphan", 1, 1, 1)
@@ -360,6 +365,7 @@ def test_an_orphaned_device_ends_the_whole_instance(run: Run, make_config: MakeC
     assert run(end()) == []
 
 
+@pytest.mark.thorough
 def test_a_start_that_is_given_up_asks_for_nothing_any_more(run: Run, make_config: MakeConfig) -> None:
     """Cancelled while it waits for devices: the places it asked for are not taken later."""
     first, second = PrefillInstance(make_config("holder", 2, 1, 3)), PrefillInstance(make_config("waiter", 2, 1, 3))
@@ -394,6 +400,7 @@ def test_too_few_devices_are_said_at_once(run: Run, make_config: MakeConfig) -> 
         run(PrefillInstance(make_config("big", 4, 2, 3)).start())
 
 
+@pytest.mark.thorough
 def test_devices_that_are_taken_are_waited_for_only_so_long(run: Run, make_config: MakeConfig) -> None:
     """A second instance that does not fit beside the first gives up, names the shortage and leaves nothing."""
     first = PrefillInstance(make_config("first", 2, 1, 3))

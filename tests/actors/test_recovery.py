@@ -14,8 +14,9 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from asap_ray.actors.app import served_model
-from asap_ray.actors.prefill_instance import PrefillInstance, device_names, group_names
+from asap_ray.actors.placement import device_names, group_names
+from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig
@@ -113,13 +114,12 @@ def own_pid(_: Any) -> int:
 @pytest.mark.parametrize(
     ("kind", "pid_of", "number"),
     [
-        (device_names, own_pid, signal.SIGKILL),
-        (group_names, own_pid, signal.SIGKILL),
-        (group_names, follower_pid, signal.SIGKILL),
-        (device_names, own_pid, signal.SIGSTOP),
-        (group_names, follower_pid, signal.SIGSTOP),
+        pytest.param(device_names, own_pid, signal.SIGKILL, id="a MoE device dies"),
+        pytest.param(group_names, own_pid, signal.SIGKILL, id="rank 0 dies"),
+        pytest.param(group_names, follower_pid, signal.SIGKILL, id="rank 1 dies", marks=pytest.mark.thorough),
+        pytest.param(device_names, own_pid, signal.SIGSTOP, id="a MoE device hangs", marks=pytest.mark.thorough),
+        pytest.param(group_names, follower_pid, signal.SIGSTOP, id="rank 1 hangs", marks=pytest.mark.thorough),
     ],
-    ids=["a MoE device dies", "rank 0 dies", "rank 1 dies", "a MoE device hangs", "rank 1 hangs"],
 )
 def test_every_request_gets_its_answer(
     run: Run,

@@ -183,6 +183,7 @@ def duty_rows(served: Served) -> int:
     return sum(each["num_rows"] for name, each in totals.items() if "attention" in name)
 
 
+@pytest.mark.thorough
 def test_killing_everything_leaves_no_shared_memory(tiny_model: Path, tmp_path: Path) -> None:
     """SIGKILL of every process at once, while it serves: none of its buffers is mapped, nor left in /dev/shm."""
     before = shared_memory()

@@ -12,7 +12,8 @@ import pytest
 from asap_ray import _native
 from asap_ray.backends.ascend.ports import AscendPorts
 from asap_ray.backends.door import Door, FollowedDoor
-from asap_ray.backends.host import HostAttention, HostMoE, HostPorts
+from asap_ray.backends.host import HostAttention, HostMoE
+from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.ports import Ports
 from asap_ray.batch import Batch, Request, Token
 from asap_ray.config import ServeConfig

@@ -15,7 +15,8 @@ import torch
 
 from asap_ray.backends.door import Door
 from asap_ray.backends.gloo import SoloCollective
-from asap_ray.backends.host import HostAttention, HostMoE, HostMoEComm, tensor_of
+from asap_ray.backends.host import HostAttention, HostMoE
+from asap_ray.backends.host_comm import HostMoEComm, tensor_of
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Token
 from asap_ray.config import ServeConfig

@@ -24,6 +24,7 @@ def build(sanitizer: str) -> Path:
     return program
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])

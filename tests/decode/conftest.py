@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from asap_ray.actors.decode_service import DecodeService
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.backends.undivided import UndividedHost
 from asap_ray.config import ServeConfig

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from asap_ray import _native
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective, SoloCollective
-from asap_ray.backends.host import HostAttentionComm, HostMoEComm
+from asap_ray.backends.host_comm import HostAttentionComm, HostMoEComm
 from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.engine import attention, experts, instance

@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from asap_ray.actors.frontend import build_api
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.config import ServeConfig
 from asap_ray.spec import ParallelSpec, PrefillSpec

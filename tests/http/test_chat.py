@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 from tests.http.echo_groups import events_of
 
 Post = Callable[..., httpx.Response]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 from tests.http.echo_groups import EchoGroups, events_of, prompt_ids
 
 Post = Callable[..., httpx.Response]

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost, Unavailable

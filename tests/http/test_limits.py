@@ -13,7 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from asap_ray.actors.frontend import build_api
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.batch import Request, Sampling
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, RequestError
@@ -65,7 +66,7 @@ def service(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> Pref
 )
 def test_everything_at_its_limit_is_accepted(service: PrefillService, legal: Request) -> None:
     """None of these is refused."""
-    service.check(legal)
+    service.admission.check([legal])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_everything_beyond_is_refused_by_name(
 ) -> None:
     """Field, value and limit; by `generate` too, so that no caller can forget it."""
     with pytest.raises(RequestError, match=message) as refused:
-        service.check(illegal)
+        service.admission.check([illegal])
     with pytest.raises(RequestError, match=message):
         asyncio.run(anext(service.generate([illegal])))
 

@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asap_ray.actors.exporters import Totals
 from asap_ray.actors.frontend_metrics import FrontendMetrics
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.actors.vitals import Vitals
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost

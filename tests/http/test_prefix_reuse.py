@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from asap_ray.actors.frontend import build_api
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.config import ServeConfig
 from asap_ray.spec import KVCacheSpec, ParallelSpec
 from tests.http.echo_groups import EchoGroups

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.actors.waiter import TokenEvent
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost, Overloaded, RequestError, Unavailable

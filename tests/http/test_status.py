@@ -11,7 +11,8 @@ import pytest
 
 from asap_ray import __version__
 from asap_ray.actors.frontend import build_api
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost
 from tests.http.echo_groups import EchoGroups, events_of

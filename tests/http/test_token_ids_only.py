@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from asap_ray.actors.service import ServedModel
+from asap_ray.actors.served_model import ServedModel
 
 Post = Callable[..., httpx.Response]
 

@@ -14,12 +14,12 @@ from asap_ray.errors import ConfigError
 from asap_ray.evaluation.replay_html import write_html
 from asap_ray.evaluation.replay_report import (
     Report,
-    Utilisation,
     check_writable,
     summarise,
     summary_table,
     write_json,
 )
+from asap_ray.evaluation.watch import Load, Utilisation, Watch
 from asap_ray.workload.client import Result
 
 PARTS_S = {"queue_s": 0.1, "attention_s": 0.4, "dispatch_s": 0.0, "combine_s": 0.2, "total_s": 0.9}
@@ -53,7 +53,7 @@ def failed(status: int, error: str, input_length: int = 100) -> Result:
     )
 
 
-def report(*results: Result, utilisation: tuple[Utilisation, ...] = ()) -> Report:
+def report(*results: Result, watch: Watch | None = None) -> Report:
     """A report on these results."""
     return Report(
         title="A <replay>",
@@ -63,7 +63,7 @@ def report(*results: Result, utilisation: tuple[Utilisation, ...] = ()) -> Repor
         machine="a machine",
         slo_s=1.0,
         results=results,
-        utilisation=utilisation,
+        watch=watch or Watch(),
     )
 
 
@@ -179,14 +179,29 @@ def test_html_stands_alone(tmp_path: Path, results: tuple[Result, ...]) -> None:
 def test_html_shows_each_device(tmp_path: Path) -> None:
     """Utilisation is a picture of its own; text in it is drawn, so count its rows."""
     path = tmp_path / "out.html"
-    samples = tuple(
+    samples = [
         Utilisation(t_s=t_s, device=device, busy=0.5) for t_s in (1.0, 2.0) for device in ("attention:0", "moe:10")
-    )
-    write_html(path, report(answered(0), utilisation=samples))
+    ]
+    write_html(path, report(answered(0), watch=Watch(utilisation=samples)))
 
     pictures = path.read_text().split("<svg")[1:]
     svg = ElementTree.fromstring("<svg" + pictures[3].split("</svg>")[0] + "</svg>")
     assert sum(each.get("id", "").startswith("QuadMesh") for each in svg.iter()) >= 2
+
+
+@pytest.mark.parametrize(("kv_cache_usage", "num_plots"), [(None, 2), (0.5, 3)])
+def test_html_shows_the_load(tmp_path: Path, kv_cache_usage: float | None, num_plots: int) -> None:
+    """Requests and tokens a second; the KV cache where the server has one."""
+    path = tmp_path / "out.html"
+    samples = [
+        Load(t_s=t_s, running=2, waiting=1, prompt_tokens_per_s=10.0, kv_cache_usage=kv_cache_usage, prefix_hits=None)
+        for t_s in (1.0, 2.0)
+    ]
+    write_html(path, report(answered(0), watch=Watch(load=samples)))
+
+    pictures = path.read_text().split("<svg")[1:]
+    svg = ElementTree.fromstring("<svg" + pictures[3].split("</svg>")[0] + "</svg>")
+    assert sum(each.get("id", "").startswith("axes_") for each in svg.iter()) == num_plots
 
 
 def test_writable_path_is_left_as_it_was(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from asap_ray.actors.replay_job import Endpoint, Job, ReadTimeline
+from asap_ray.actors.endpoints import Endpoint, ReadTimeline
+from asap_ray.actors.replay_job import Job
+from asap_ray.dashboards.looks import Look
 from asap_ray.errors import ConfigError
 from asap_ray.laps import State
 from asap_ray.telemetry.recording import Recordings
@@ -31,10 +33,10 @@ class Instant:
 async def endpoint(timeline: ReadTimeline) -> AsyncIterator[Endpoint]:
     """An instance that answers at once and has this timeline."""
 
-    async def duty() -> Mapping[str, float]:
-        return {}
+    async def look() -> Look:
+        return Look()
 
-    yield Endpoint(Instant(), ServedModel("tiny", None, 16), duty, timeline)
+    yield Endpoint(Instant(), ServedModel("tiny", None, 16), look, timeline)
 
 
 def job(tmp_path: Path) -> Job:

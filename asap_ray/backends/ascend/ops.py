@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from asap_ray import _native
-from asap_ray.backends.host import tensor_of
+from asap_ray.backends.host_comm import tensor_of
 from asap_ray.models.fused import array_of
 
 SCHEMAS: Final = (

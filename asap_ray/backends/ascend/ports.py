@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from asap_ray import _native
 from asap_ray.backends.ascend.toolkit import open_die, require
-from asap_ray.backends.host import DTYPES, HostMoEComm
+from asap_ray.backends.host_comm import DTYPES, HostMoEComm
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.layout import layout_of
