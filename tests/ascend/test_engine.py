@@ -15,10 +15,11 @@ from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.host import HostAttention, HostMoE
 from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.ports import Ports
-from asap_ray.batch import Batch, Request, Token
+from asap_ray.batch import Batch, Token
 from asap_ray.config import ServeConfig
 from asap_ray.models.model import load_model
 from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec
+from tests.ascend.prompts import batch
 from tests.ascend.twin import fake_runtime, kernels_folder
 from tests.csrc.kinds import ascend_kind
 from tests.engine.toys import HIDDEN, Toy, ToyInstance, collectives, expected, random_batch
@@ -100,16 +101,11 @@ def test_a_checkpoint_answers_as_on_the_host(tiny_model: Path) -> None:
         parallel=ParallelSpec(dp_groups=1, tp=2, moe_devices=3),
         prefill=PrefillSpec(max_tokens=32, solo_tokens=16, inflection_tokens=4, deadline_s=60.0),
     )
-    prompts = [bytes(bytearray(b"\x05\0\0\0\x07\0\0\0\x09\0\0\0")), bytes(bytearray(b"\x15\0\0\0\x03\0\0\0"))]
-    requests = [
-        Request(request_id=str(n), num_tokens=len(p) // 4, arrival_s=0.0, token_ids=p) for n, p in enumerate(prompts)
-    ]
-    batch = Batch(tuple(requests))
 
     def ascend() -> Ports:
         return AscendPorts(_native.ascend.Die(str(fake_runtime()), str(kernels_folder()), 0))
 
-    ours, theirs = (Running(config, ports).first_tokens(batch) for ports in (ascend, HostPorts))
+    ours, theirs = (Running(config, ports).first_tokens(batch()) for ports in (ascend, HostPorts))
 
     assert [token.token_id for token in ours] == [token.token_id for token in theirs]
     assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ascend.npu_venv import run_module
 
-pytestmark = pytest.mark.timeout(240)  # torch-npu alone takes seconds of CPU to import
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(240)]  # torch-npu alone takes seconds of CPU to import
 
 
 @pytest.fixture(scope="module")

@@ -124,6 +124,7 @@ def _send_die(
     layer: int,
     timeout_s: float,
 ) -> torch.Tensor:
+    hidden, expert_ids, weights = hidden.contiguous(), expert_ids.contiguous(), weights.contiguous()
     _settle(hidden)
     addresses = hidden.data_ptr(), expert_ids.data_ptr(), weights.data_ptr()
     _endpoints[comm].native.async_dispatch_send_on_die(slot, layer, len(hidden), *addresses, timeout_s)

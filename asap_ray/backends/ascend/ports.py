@@ -5,15 +5,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import os
 from typing import Any, Final
 
+import torch
+
 from asap_ray import _native
+from asap_ray.backends.ascend.ops import DieEndpoint
+from asap_ray.backends.ascend.tensor_comm import TensorComm
 from asap_ray.backends.ascend.toolkit import open_die, require
-from asap_ray.backends.host_comm import DTYPES, HostMoEComm
+from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
-from asap_ray.layout import layout_of
+from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
@@ -40,7 +46,11 @@ def open_ports(config: ServeConfig) -> AscendPorts:
     Raises:
         ConfigError: there is none; the text says what is missing.
     """
-    return AscendPorts(open_die(config.kernels))
+    die = open_die(config.kernels)
+    if not importlib.util.find_spec("torch_npu"):
+        return AscendPorts(die)
+    importlib.import_module("torch_npu")  # where it does not load itself with torch
+    return TensorPorts(die)
 
 
 class AscendMoEComm(HostMoEComm):
@@ -72,6 +82,7 @@ class AscendExperts:
 class AscendPorts:
     """See `Ports`. Attention computes on the host; rows go to the die and come back with each layer."""
 
+    attention_comm = HostAttentionComm
     moe_comm = AscendMoEComm
 
     def __init__(self, die: _native.ascend.Die) -> None:
@@ -111,3 +122,11 @@ class AscendPorts:
             down=array_of(down_LEHI),
         )
         return AscendExperts(kernel)
+
+
+class TensorPorts(AscendPorts):
+    """The same in a process with torch-npu: a rank's rows are tensors of the die."""
+
+    def attention_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
+        """See `Ports`."""
+        return TensorComm(DieEndpoint(native, self._die), layout.hidden, dtype, deadline_s)
