@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-thorough test-ascend npu-venv ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
+.PHONY: demo test test-thorough test-ascend test-npu npu-venv ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-thorough  the tests that take minutes: hangs, sanitizers, a real Prometheus (CI runs them too)"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
+	@echo "make test-npu  what only an Ascend device can show; needs one, CANN and make ascend"
 	@echo "make npu-venv  torch-npu in an environment of its own, for make test-ascend"
 	@echo "make ascend  compile the Ascend kernels; needs CANN (docs/ascend.md)"
 	@echo "make check-dashboards  the dashboards against the types that Grafana publishes (needs npm and its registry)"
@@ -55,7 +56,10 @@ test-thorough: setup
 	$(BIN)/python -m pytest -m thorough -o timeout=600 --ignore=tests/ascend
 
 test-ascend: setup npu-venv
-	$(BIN)/python -m pytest -m "thorough or not thorough" tests/ascend
+	$(BIN)/python -m pytest -m "not npu" tests/ascend
+
+test-npu: setup
+	$(BIN)/python -m pytest -m npu -o timeout=600 tests/ascend
 
 # torch-npu beside our packages, which it shares: where it is installed, `import torch` needs CANN.
 npu-venv: setup

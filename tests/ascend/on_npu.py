@@ -1,4 +1,4 @@
-"""What a process with torch-npu does on dies that are not there; prints it as JSON. `python -m tests.ascend.on_npu`."""
+"""What a process with torch-npu does on a die: `python -m tests.ascend.on_npu LIBRARY KERNELS`, JSON to ASAP_FOUND."""
 
 # Shapes: S tokens, H hidden.
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch_npu
 from asap_ray import _native
 from asap_ray.backends.ascend import ops
 from asap_ray.models.fused import array_of
+from tests.ascend.documented import SCHEMAS
 from tests.ascend.test_ops import TOKENS, on_host, one_layer, weights_of
-from tests.ascend.twin import fake_runtime, kernels_folder
 from tests.csrc.kinds import AscendKind
 from tests.csrc.world import World
 
@@ -42,10 +43,10 @@ def tensors() -> dict[str, Any]:
     }
 
 
-def difference() -> float:
+def difference(library: Path, kernels: Path) -> float:
     """One layer by `torch.ops.asap` on tensors of a die, against the same on the host: the largest of all numbers."""
-    die = _native.ascend.Die(str(fake_runtime()), str(kernels_folder()), 0)
-    world = World(kind=AscendKind(fake_runtime(), kernels_folder()), moe_devices=1)
+    die = _native.ascend.Die(str(library), str(kernels), 0)
+    world = World(kind=AscendKind(library, kernels), moe_devices=1)
     tokens, (gate_up, down) = world.tokens(TOKENS), weights_of(world)
     arrays = tokens.hidden_SH, tokens.expert_ids_SK, tokens.weights_SK
     kernel = _native.ascend.SuperKernel(die, world.native_layout, 0, "float32", array_of(gate_up), array_of(down))
@@ -60,6 +61,11 @@ def difference() -> float:
     return float((out_SH.cpu() - on_host()).abs().max())
 
 
+def schemas() -> dict[str, str]:
+    """Of the operators that a layer may use, as the wheel registers them."""
+    return {name: str(getattr(torch.ops.npu, name).default._schema) for name in SCHEMAS}
+
+
 def refused() -> str:
     """What an operator says that neither the fake nor we have; the last thing, since it ends the queue."""
     try:
@@ -70,5 +76,10 @@ def refused() -> str:
 
 if __name__ == "__main__":
     torch_npu.npu.set_device(0)
-    found = {"tensors": tensors(), "difference": difference(), "refused": refused()}
+    found = {
+        "tensors": tensors(),
+        "schemas": schemas(),
+        "difference": difference(*map(Path, sys.argv[1:])),
+        "refused": refused(),
+    }
     Path(os.environ["ASAP_FOUND"]).write_text(json.dumps(found))

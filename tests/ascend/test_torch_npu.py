@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.ascend.documented import SCHEMAS
 from tests.ascend.npu_venv import run_module
+from tests.ascend.twin import fake_runtime, kernels_folder
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(240)]  # torch-npu alone takes seconds of CPU to import
 
@@ -18,7 +20,8 @@ def found(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """What one process with two visible devices saw."""
     assert library
     path = tmp_path_factory.mktemp("npu") / "found.json"
-    run_module("tests.ascend.on_npu", ASAP_FOUND=str(path), ASCEND_RT_VISIBLE_DEVICES="2,3")
+    files = str(fake_runtime()), str(kernels_folder())
+    run_module("tests.ascend.on_npu", *files, ASAP_FOUND=str(path), ASCEND_RT_VISIBLE_DEVICES="2,3")
     result: dict[str, Any] = json.loads(path.read_text())
     return result
 
@@ -38,6 +41,11 @@ def test_tensors_live_on_a_die(found: dict[str, Any]) -> None:
 def test_our_operators_take_them(found: dict[str, Any]) -> None:
     """Send, take, super kernel, reply, receive through PrivateUse1, with the kernels on the twin: as on the host."""
     assert found["difference"] < 1e-3
+
+
+def test_operators_are_called_by_their_schemas(found: dict[str, Any]) -> None:
+    """Those by which tests/ascend/test_operators.py calls them."""
+    assert found["schemas"] == {name: f"npu::{name}{schema}" for name, schema in SCHEMAS.items()}
 
 
 def test_what_the_fake_lacks_is_an_error(found: dict[str, Any]) -> None:

@@ -72,8 +72,9 @@ def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tens
     if is_causal:
         mask = {"atten_mask": _mask(query_nND.device), "sparse_mode": _CAUSAL_AT_THE_END}
     if query_nND.dtype is torch.float32:
-        heads = (query_nND.shape[1], "BNSD")
-        out_1NnV = torch.ops.npu.npu_fusion_attention(query_1NnD, key_1GmD, value_1GmV, *heads, scale=scale, **mask)[0]
+        out_1NnV = torch.ops.npu.npu_fusion_attention(
+            query_1NnD, key_1GmD, value_1GmV, query_nND.shape[1], "BNSD", scale=scale, **mask
+        )[0]
     else:
         heads = {"num_heads": query_nND.shape[1], "num_key_value_heads": len(key_GmD), "input_layout": "BNSD"}
         out_1NnV = torch.ops.npu.npu_fused_infer_attention_score(

@@ -8,6 +8,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -23,7 +24,7 @@ from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
-from asap_ray.protocol import MoEStage
+from asap_ray.protocol import AttentionComm, MoEStage
 from asap_ray.spec import ExpertType, Instance
 
 _NO_FILE: Final = -1
@@ -82,7 +83,7 @@ class AscendExperts:
 class AscendPorts:
     """See `Ports`. Attention computes on the host; rows go to the die and come back with each layer."""
 
-    attention_comm = HostAttentionComm
+    attention_comm: Callable[..., AttentionComm] = HostAttentionComm
     moe_comm = AscendMoEComm
 
     def __init__(self, die: _native.ascend.Die) -> None:
@@ -127,6 +128,9 @@ class AscendPorts:
 class TensorPorts(AscendPorts):
     """The same in a process with torch-npu: a rank's rows are tensors of the die."""
 
-    def attention_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
-        """See `Ports`."""
+    def __init__(self, die: _native.ascend.Die) -> None:
+        super().__init__(die)
+        self.attention_comm = self._tensor_comm
+
+    def _tensor_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
         return TensorComm(DieEndpoint(native, self._die), layout.hidden, dtype, deadline_s)
