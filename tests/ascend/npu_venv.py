@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from tests.ascend.twin import ROOT, fake_runtime
+from tests.ascend.twin import FAKE, ROOT, fake_runtime, shared_library
 
 VENV: Final = ROOT / "build/npu-venv"
 PYTHON: Final = VENV / "bin/python"
@@ -65,6 +65,7 @@ def fake_toolkit() -> Path:
         _link(folder / "libfake_stubs.so", "-fPIC", str(stubs))
         for name in LIBRARIES:
             _link(folder / f"lib{name}.so", "-Wl,--no-as-needed", f"-L{folder}", "-lfake_stubs", "-lascendcl")
+    shared_library(folder / "libopapi.so", [FAKE / "fake_operators.cpp"])
     for name in ("opp", "runtime", "compiler"):  # the wheel looks whether they are there
         (folder.parent / name).mkdir(exist_ok=True)
     return folder

@@ -17,6 +17,7 @@ from asap_ray import _native
 from asap_ray.backends.ascend import ops
 from asap_ray.models.fused import array_of
 from tests.ascend.documented import SCHEMAS
+from tests.ascend.operator_cases import CASES
 from tests.ascend.test_ops import TOKENS, on_host, one_layer, weights_of
 from tests.csrc.kinds import AscendKind
 from tests.csrc.world import World
@@ -66,6 +67,17 @@ def schemas() -> dict[str, str]:
     return {name: str(getattr(torch.ops.npu, name).default._schema) for name in SCHEMAS}
 
 
+def unequal() -> dict[str, str]:
+    """Operators that, on tensors of a die, do not give what the CPU's function gives, and why."""
+    reasons = {}
+    for name, case in CASES.items():
+        try:
+            case.is_met(case.ours(*(tensor.to("npu") for tensor in case.tensors())))
+        except (AssertionError, RuntimeError) as error:
+            reasons[name] = str(error)
+    return reasons
+
+
 def refused() -> str:
     """What an operator says that neither the fake nor we have; the last thing, since it ends the queue."""
     try:
@@ -79,6 +91,7 @@ if __name__ == "__main__":
     found = {
         "tensors": tensors(),
         "schemas": schemas(),
+        "unequal": unequal(),
         "difference": difference(*map(Path, sys.argv[1:])),
         "refused": refused(),
     }

@@ -48,6 +48,11 @@ def test_operators_are_called_by_their_schemas(found: dict[str, Any]) -> None:
     assert found["schemas"] == {name: f"npu::{name}{schema}" for name, schema in SCHEMAS.items()}
 
 
+def test_operators_of_a_layer_equal_the_cpus(found: dict[str, Any]) -> None:
+    """On tensors of a die, through the wheel, to a libopapi of the fake that computes as documented."""
+    assert found["unequal"] == {}
+
+
 def test_what_the_fake_lacks_is_an_error(found: dict[str, Any]) -> None:
     """An operator of CANN's closed libraries fails; it does not return zeros."""
     assert found["refused"] == "RuntimeError"
