@@ -22,7 +22,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from asap_ray.models.experts import ExpertStage
+from asap_ray.models.experts import ExpertStage, PanelExpertStage
+from asap_ray.protocol import MoEStage
 
 Way = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 PRODUCT = "product"
@@ -88,8 +89,10 @@ def grouped_mm(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:
 
 
 def product(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:
-    """The product's own kernel: `loop_of_mm` with its activation in native code."""
-    stage = ExpertStage(gate_up_LEHJ.mT, down_LEIH.mT)
+    """What a device runs: panels in float32, else `loop_of_mm` with its activation in native code."""
+    stage: MoEStage = ExpertStage(gate_up_LEHJ.mT, down_LEIH.mT)
+    if gate_up_LEHJ.dtype is torch.float32:
+        stage = in_panels(gate_up_LEHJ, down_LEIH)
 
     def run(layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
         try:
@@ -100,6 +103,17 @@ def product(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:
         raise AssertionError("a kernel suspended")
 
     return run
+
+
+def in_panels(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> PanelExpertStage:
+    """The stage of float32 over the same weights."""
+    num_layers, num_experts, width, hidden = down_LEIH.shape
+    stage = PanelExpertStage(num_layers, num_experts, hidden, width)
+    for layer in range(num_layers):
+        for expert in range(num_experts):
+            gate_up_JH = gate_up_LEHJ[layer, expert].T
+            stage.put(layer, expert, (gate_up_JH[:width], gate_up_JH[width:], down_LEIH[layer, expert].T))
+    return stage
 
 
 def packed_onednn(gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> Way:

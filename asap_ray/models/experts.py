@@ -1,6 +1,7 @@
 """The routed experts of one MoE device: all layers in one table, the layer a number that comes with rows (3.4.2)."""
 
-# Shapes: L MoE layers, E experts of this device, R rows grouped by expert, H hidden, I intermediate, J = 2 I.
+# Shapes: L MoE layers, E experts of this device, R rows grouped by expert, H hidden, I intermediate, J = 2 I,
+#         P panels of C = 32 columns (asap_ray.models.matrix).
 
 from __future__ import annotations
 
@@ -10,11 +11,37 @@ import torch
 
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fused import swiglu
+from asap_ray.models.matrix import fill, fill_gate_up, multiply_swiglu, panels_for
 from asap_ray.models.weights import Checkpoint
+from asap_ray.protocol import MoEStage
+
+Matrices = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of an expert: gate and up [I, H], down [H, I]."""
+
+
+class PanelExpertStage:
+    """`MoEStage` of SwiGLU experts in float32, through native products whose middle never leaves the cache."""
+
+    def __init__(self, num_layers: int, num_experts: int, hidden: int, width: int) -> None:
+        """Tables of so many experts; `put` fills them."""
+        gate_up_PHC, down_PIC = panels_for(hidden, width)
+        self._gate_up_LEPHC = torch.zeros(num_layers, num_experts, *gate_up_PHC)
+        self._down_LEPIC = torch.zeros(num_layers, num_experts, *down_PIC)
+
+    def put(self, layer: int, expert: int, matrices: Matrices) -> None:
+        """Lay out one expert's matrices."""
+        gate_IH, up_IH, down_HI = matrices
+        fill_gate_up(self._gate_up_LEPHC[layer, expert], gate_IH.T, up_IH.T)
+        fill(self._down_LEPIC[layer, expert], down_HI.T)
+
+    async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
+        """See `MoEStage`. One call whatever the layer and however few the rows."""
+        with torch.inference_mode():
+            return multiply_swiglu(rows_RH, num_rows_E, self._gate_up_LEPHC[layer], self._down_LEPIC[layer])
 
 
 class ExpertStage:
-    """`MoEStage` of SwiGLU experts. Matrices lie as in checkpoints, [out, in]: docs/log.md has what was measured."""
+    """The same in any type, through torch. Matrices lie as in checkpoints, [out, in]."""
 
     def __init__(self, gate_up_LEJH: torch.Tensor, down_LEHI: torch.Tensor) -> None:
         self._gate_up_LEHJ = gate_up_LEJH.mT
@@ -40,9 +67,7 @@ def rows_by_expert(num_rows_E: torch.Tensor) -> Iterator[tuple[int, slice]]:
         start += num_rows
 
 
-def read_experts(
-    checkpoint: Checkpoint, config: ModelConfig, experts: range
-) -> Iterator[tuple[int, int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]]:
+def read_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range) -> Iterator[tuple[int, int, Matrices]]:
     """Layer, place among `experts`, and the matrices of each: gate and up [I, H], down [H, I]."""
     hidden, width, names = config.hidden, config.moe_intermediate, config.names
     for layer, layer_idx in enumerate(config.moe_layers):
@@ -53,9 +78,14 @@ def read_experts(
             yield layer, local, (gate_IH, up_IH, checkpoint.part(f"{prefix}.{names.down}.weight", (hidden, width)))
 
 
-def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype) -> ExpertStage:
+def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype) -> MoEStage:
     """The stage of one device's experts."""
-    return ExpertStage(*load_expert_weights(checkpoint, config, experts, dtype))
+    if dtype is not torch.float32:
+        return ExpertStage(*load_expert_weights(checkpoint, config, experts, dtype))
+    stage = PanelExpertStage(len(config.moe_layers), len(experts), config.hidden, config.moe_intermediate)
+    for layer, local, matrices in read_experts(checkpoint, config, experts):
+        stage.put(layer, local, matrices)
+    return stage
 
 
 def load_expert_weights(

@@ -1,6 +1,7 @@
-"""What stands between matrix products, in native code: each is one pass over memory, on one thread."""
+"""Attention and what stands between matrix products, in native code."""
 
-# Shapes: S tokens, H hidden, R rows, I intermediate, J = 2 I, C columns of all heads, D head_dim, F = D / 2.
+# Shapes: S tokens, H hidden, R rows, I intermediate, J = 2 I, C columns of all heads, D head_dim, F = D / 2,
+#         n tokens of one request, m of it so far, N query heads, G heads of keys and values, V value dimensions.
 
 from __future__ import annotations
 
@@ -55,3 +56,12 @@ def norm_and_rotate_(
     query_norm_D, key_norm_D, cos_SF, sin_SF = (each.numpy() for each in (*norms_D, *angles_SF))
     qkv, row_type = array_of(qkv_SC), _row_type(qkv_SC.dtype)
     _native.norm_and_rotate(qkv, query_norm_D, key_norm_D, cos_SF, sin_SF, *num_heads, eps, row_type)
+
+
+def attend_in_panels(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of the last n of m tokens, float32, [n, N, V]; no matrix of all scores exists."""
+    num_new, num_heads, head_dim = query_nND.shape
+    out_nNV = query_nND.new_empty(num_new, num_heads, value_GmV.shape[-1])
+    query, key, value = (each.numpy() for each in (query_nND.transpose(0, 1), key_GmD, value_GmV))
+    _native.attend(out_nNV.numpy(), query, key, value, head_dim**-0.5, torch.get_num_threads())
+    return out_nNV

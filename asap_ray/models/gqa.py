@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -14,10 +16,14 @@ from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import grouped_query
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fields import Fields
-from asap_ray.models.fused import norm_and_rotate_
+from asap_ray.models.fused import attend_in_panels, norm_and_rotate_
+from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
-from asap_ray.models.weights import Shard
+from asap_ray.models.weights import Shape, Shard
+
+PANEL_QUERIES: Final = 64
+"""Queries of all heads that share a head of keys from which on laying out its keys and values pays."""
 
 
 def kv_heads_of(config: GroupedQuery, query_heads: range) -> list[int]:
@@ -70,6 +76,20 @@ class GroupedQuery:
         """See `Attention`."""
         return GroupedQueryAttention(shard, self, config, layer_idx)
 
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """See `Attention`."""
+        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        for letter, width in (("q", query), ("k", key_value), ("v", key_value)):
+            yield f"{name}.{letter}_proj.weight", (width, hidden)
+            if self.qkv_bias:
+                yield f"{name}.{letter}_proj.bias", (width,)
+        yield f"{name}.o_proj.weight", (hidden, query)
+        if self.out_bias:
+            yield f"{name}.o_proj.bias", (hidden,)
+        if self.qk_norm:
+            yield f"{name}.q_norm.weight", (self.head_dim,)
+            yield f"{name}.k_norm.weight", (self.head_dim,)
+
 
 class GroupedQueryAttention:
     """Weights of one layer on rank j, and the attention they make."""
@@ -86,8 +106,8 @@ class GroupedQueryAttention:
         kv_heads = kv_heads_of(attention, heads)
         self._split = [len(heads), len(kv_heads), len(kv_heads)]
         self.kept = (grouped_query(len(kv_heads), head_dim, tuple(kv_heads)),)
-        self._qkv_HC = self._qkv(shard, "weight", (config.hidden,)).T.contiguous()
-        self._out_CH = shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim))
+        self._qkv_HC = Matrix(self._qkv(shard, "weight", (config.hidden,)).T)
+        self._out_CH = Matrix(shard.row_parallel(f"{self._name}.o_proj.weight", (config.hidden, num_heads * head_dim)))
         self._qkv_bias_C = self._qkv(shard, "bias", ()) if attention.qkv_bias else None
         self._out_bias_H = None
         if attention.out_bias and shard.rank == 0:  # partial sums are added up: once is enough
@@ -125,11 +145,11 @@ class GroupedQueryAttention:
 
     def __call__(self, hidden_SH: torch.Tensor, angles: Angles, sequences: list[Sequence]) -> torch.Tensor:
         """See `AttentionLayer`."""
-        qkv_SC = hidden_SH @ self._qkv_HC
+        qkv_SC = self._qkv_HC(hidden_SH)
         if self._qkv_bias_C is not None:
             qkv_SC += self._qkv_bias_C
         self._norm_and_rotate_(qkv_SC, angles)
-        out_SH = self._mix(qkv_SC, sequences) @ self._out_CH
+        out_SH = self._out_CH(self._mix(qkv_SC, sequences))
         return out_SH if self._out_bias_H is None else out_SH.add_(self._out_bias_H)
 
     def _norm_and_rotate_(self, qkv_SC: torch.Tensor, angles: Angles) -> None:
@@ -161,8 +181,18 @@ class GroupedQueryAttention:
         return mixed_SND.flatten(1)
 
 
-def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmD: torch.Tensor) -> torch.Tensor:
-    """Softmax attention of the last n of m tokens, [n, N, D]: each sees all before it, and itself."""
+def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tensor) -> torch.Tensor:
+    """Softmax attention of the last n of m tokens, [n, N, V], V at most D: each sees all before it, and itself."""
+    num_new, num_heads, head_dim = query_nND.shape
+    if query_nND.dtype is torch.float32 and num_new * num_heads >= PANEL_QUERIES * len(key_GmD):
+        return attend_in_panels(query_nND, key_GmD, value_GmV)
+    width = value_GmV.shape[-1]
+    value_GmD = functional.pad(value_GmV, (0, head_dim - width)) if width < head_dim else value_GmV
+    return _attend_fused(query_nND, key_GmD, value_GmD)[..., :width]
+
+
+def _attend_fused(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmD: torch.Tensor) -> torch.Tensor:
+    """Through torch, in any type."""
     query_1NnD, key_1GmD, value_1GmD = query_nND.transpose(0, 1)[None], key_GmD[None], value_GmD[None]
     num_new = len(query_nND)
     num_past = key_GmD.shape[1] - num_new

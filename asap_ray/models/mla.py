@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch.nn import functional
 
 from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import latent
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import attend
+from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
-from asap_ray.models.rope import Angles, Rope, rotate_
-from asap_ray.models.weights import Shard
+from asap_ray.models.rope import Angles, Rope, rotate_pairs_
+from asap_ray.models.weights import Shape, Shard
 
 NORM_EPS: Final = 1e-6
 """Of the norms of the two latents, whatever the model's other norms use."""
@@ -62,11 +62,19 @@ class Latent:
         """See `Attention`."""
         return LatentAttention(shard, self, config.hidden, layer_idx)
 
-
-def _halves(start: int, rope_dim: int) -> torch.Tensor:
-    """An order of rows: `start` as they are, then the rotated ones, stored in pairs (2f, 2f + 1), as (f, f + F)."""
-    pairs = start + torch.arange(rope_dim)
-    return torch.cat((torch.arange(start), pairs[::2], pairs[1::2]))
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """See `Attention`."""
+        queries = self.num_heads * self.head_dim
+        if self.query_rank:
+            yield f"{name}.q_a_proj.weight", (self.query_rank, hidden)
+            yield f"{name}.q_a_layernorm.weight", (self.query_rank,)
+            yield f"{name}.q_b_proj.weight", (queries, self.query_rank)
+        else:
+            yield f"{name}.q_proj.weight", (queries, hidden)
+        yield f"{name}.kv_a_proj_with_mqa.weight", (self.kept_dim, hidden)
+        yield f"{name}.kv_a_layernorm.weight", (self.latent_rank,)
+        yield f"{name}.kv_b_proj.weight", (self.num_heads * (self.nope_dim + self.value_dim), self.latent_rank)
+        yield f"{name}.o_proj.weight", (hidden, self.num_heads * self.value_dim)
 
 
 class LatentAttention:
@@ -84,12 +92,11 @@ class LatentAttention:
         name, heads = f"model.layers.{layer_idx}.self_attn", shard.part(sizes.num_heads)
         part = shard.checkpoint.part
         down = part(f"{name}.kv_a_proj_with_mqa.weight", (sizes.kept_dim, hidden))
-        down = down[_halves(sizes.latent_rank, sizes.rope.dim)]
         if sizes.query_rank:
             query_down = part(f"{name}.q_a_proj.weight", (sizes.query_rank, hidden))
             down = torch.cat((query_down.to(down.dtype), down))
             self._query_norm_Q = shard.vector(f"{name}.q_a_layernorm.weight", sizes.query_rank)
-        self._down_HA = shard.own(down.T)
+        self._down_HA = Matrix(shard.own(down.T))
         self._latent_norm_C = shard.vector(f"{name}.kv_a_layernorm.weight", sizes.latent_rank)
         self._query_QX = self._read_query(
             shard, f"{name}.q_b_proj.weight" if sizes.query_rank else f"{name}.q_proj.weight", hidden
@@ -99,27 +106,27 @@ class LatentAttention:
         up = part(f"{name}.kv_b_proj.weight", (sizes.num_heads * up_dim, sizes.latent_rank), rows)
         self._up_CX = shard.own(up.T)
         self._up_NXC = self._up_CX.view(sizes.latent_rank, len(heads), up_dim).permute(1, 2, 0)  # by head, no copy
-        self._out_XH = shard.row_parallel(f"{name}.o_proj.weight", (hidden, sizes.num_heads * sizes.value_dim))
+        out = (hidden, sizes.num_heads * sizes.value_dim)
+        self._out_XH = Matrix(shard.row_parallel(f"{name}.o_proj.weight", out))
 
-    def _read_query(self, shard: Shard, name: str, hidden: int) -> torch.Tensor:
+    def _read_query(self, shard: Shard, name: str, hidden: int) -> Matrix:
         sizes, heads = self._sizes, shard.part(self._sizes.num_heads)
         head_dim, rank = sizes.head_dim, sizes.query_rank or hidden
         rows = slice(heads.start * head_dim, heads.stop * head_dim)
         weight = shard.checkpoint.part(name, (sizes.num_heads * head_dim, rank), rows)
-        weight = weight.view(len(heads), head_dim, rank)[:, _halves(sizes.nope_dim, sizes.rope.dim)].flatten(0, 1)
         if sizes.rope.yarn:
             weight = weight.float() * sizes.rope.yarn.softmax_scale
-        return shard.own(weight.T)
+        return Matrix(shard.own(weight.T))
 
     def workspace(self, num_tokens: int) -> int:
         """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads of the prompt."""
         sizes, num_heads = self._sizes, len(self._up_NXC)
-        width = self._down_HA.shape[1] + num_heads * (sizes.head_dim + sizes.value_dim)
+        width = self._down_HA.num_outputs + num_heads * (sizes.head_dim + sizes.value_dim)
         return num_tokens * width + 3 * max(EXPANDED, num_tokens * sizes.head_dim)
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: the latents, normalised, and the key to be rotated."""
-        down_RA = hidden_RH @ self._down_HA
+        down_RA = self._down_HA(hidden_RH)
         rank = self._sizes.query_rank
         latent_RC = down_RA[:, rank : rank + self._sizes.latent_rank]
         latent_RC.copy_(rms_norm(latent_RC.float().contiguous(), self._latent_norm_C, NORM_EPS))
@@ -142,15 +149,15 @@ class LatentAttention:
         """Queries [S, N, D], and what the cache keeps [S, 1, W], both rotated; the latter in place."""
         sizes = self._sizes
         query_SQ, kept_SW = rows_SA[:, : -sizes.kept_dim], rows_SA[:, -sizes.kept_dim :]
-        query_SND = (query_SQ @ self._query_QX).view(len(rows_SA), len(self._up_NXC), sizes.head_dim)
+        query_SND = self._query_QX(query_SQ.contiguous()).view(len(rows_SA), len(self._up_NXC), sizes.head_dim)
         kept_S1W = kept_SW[:, None]
-        rotate_(query_SND[..., sizes.nope_dim :], angles)
-        rotate_(kept_S1W[..., sizes.latent_rank :], angles)
+        rotate_pairs_(query_SND[..., sizes.nope_dim :], angles)
+        rotate_pairs_(kept_S1W[..., sizes.latent_rank :], angles)
         return query_SND, kept_S1W
 
     def combine(self, mixed_SNV: torch.Tensor) -> torch.Tensor:
         """The heads' part of the output sum, [S, H]."""
-        return mixed_SNV.flatten(1) @ self._out_XH
+        return self._out_XH(mixed_SNV.flatten(1))
 
     def attend(self, query_nND: torch.Tensor, kept_1mW: torch.Tensor) -> torch.Tensor:
         """Causal attention of the last n of m tokens, [n, N, V]: by whichever of two equal ways computes less."""
@@ -164,8 +171,7 @@ class LatentAttention:
         """With the keys and values of each head."""
         mixed_nNV = query_nND.new_empty(*query_nND.shape[:2], self._sizes.value_dim)
         for heads, key_bmD, value_bmV in self._expand(kept_1mW[0]):
-            value_bmD = functional.pad(value_bmV, (0, self._sizes.head_dim - self._sizes.value_dim))
-            mixed_nNV[:, heads] = attend(query_nND[:, heads], key_bmD, value_bmD)[..., : self._sizes.value_dim]
+            mixed_nNV[:, heads] = attend(query_nND[:, heads], key_bmD, value_bmV)
         return mixed_nNV
 
     def _expand(self, kept_mW: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:

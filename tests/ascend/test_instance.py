@@ -47,7 +47,9 @@ def found(library: Path, config: ServeConfig, tmp_path_factory: pytest.TempPathF
 
 def test_an_instance_answers_as_on_the_host(found: dict[str, Any], config: ServeConfig) -> None:
     """The same first tokens, and their probabilities."""
-    expected = Running(dataclasses.replace(config, device="cpu"), HostPorts).first_tokens(batch())
+    running = Running(dataclasses.replace(config, device="cpu"), HostPorts)
+    running.put(batch())
+    expected = running.first_tokens()
 
     assert found["token_ids"] == [token.token_id for token in expected]
     assert found["logprobs"] == pytest.approx([token.logprob for token in expected], abs=1e-4)

@@ -15,9 +15,8 @@ from asap_ray.backends.gloo import SoloCollective
 from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Token
 from asap_ray.models.decoder import Decoder
-from asap_ray.models.experts import ExpertStage
 from asap_ray.models.model import Model
-from asap_ray.protocol import Routed
+from asap_ray.protocol import MoEStage, Routed
 
 torch.set_num_threads(1)
 
@@ -49,7 +48,7 @@ class ThreadCollective:
         return self._exchange(message)[0]
 
 
-def run_experts(stages: list[tuple[range, ExpertStage]], layer: int, routed: Routed) -> torch.Tensor:
+def run_experts(stages: list[tuple[range, MoEStage]], layer: int, routed: Routed) -> torch.Tensor:
     """What dispatch, the MoE devices and combine do together: the weighted sum over experts, [S, H]."""
     sums_SH = torch.zeros_like(routed.hidden_SH, dtype=torch.float32)
     for experts, stage in stages:
@@ -75,7 +74,7 @@ class Outcome:
     rows: list[int] = field(default_factory=list)  # dispatched by this rank, per pass
 
 
-Experts = list[tuple[range, ExpertStage]]
+Experts = list[tuple[range, MoEStage]]
 
 
 def turns(stage: Decoder, experts: Experts, batch: Batch, outcome: Outcome) -> Iterator[None]:
