@@ -1,5 +1,6 @@
 // How much private memory a kernel wants, and where its host looks into it. The kernels' own files
-// are the truth (plan.h, item.h, super_kernel.h, super_kernel_int8.h); tests/ascend/test_toolkit.py compares.
+// are the truth (plan.h, item.h, super_kernel.h, super_kernel_int8.h); tests/ascend/test_toolkit.py
+// compares.
 #pragma once
 
 #include <algorithm>
