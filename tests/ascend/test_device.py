@@ -107,7 +107,7 @@ def test_operators_take_tensors_of_a_die(kernels: Path, tmp_path: Path) -> None:
         pytest.skip("torch_npu is not installed")
     found = tmp_path / "found.json"
     command = [sys.executable, "-m", "tests.ascend.on_npu", library_path(), str(kernels)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"ASAP_FOUND": str(found)}, check=True)
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"ASAP_FOUND": str(found)}, check=True, timeout=500)
 
     assert json.loads(found.read_text())["difference"] < 1e-3
 
@@ -125,7 +125,7 @@ def test_an_instance_answers_as_on_the_host(kernels: Path, tiny_model: Path, tmp
     path, found = tmp_path / "config.json", tmp_path / "found.json"
     path.write_text(json.dumps(config_to(config)))
     command = [sys.executable, "-m", "tests.ascend.instance_on_npu", str(path)]
-    subprocess.run(command, cwd=ROOT, env=os.environ | {"ASAP_FOUND": str(found)}, check=True)
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"ASAP_FOUND": str(found)}, check=True, timeout=500)
     running = Running(dataclasses.replace(config, device="cpu"), HostPorts)
     running.put(batch())
     expected = running.first_tokens()
