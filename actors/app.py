@@ -20,13 +20,14 @@ from asap_ray.actors.frontend import build_api
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
+from asap_ray.actors.placement import running_in_app, running_names
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.actors.stragglers import watch_stragglers
 from asap_ray.actors.timeline import timeline_route
 from asap_ray.backends.host import instance_of
-from asap_ray.batch import Request
+from asap_ray.batch import Duty, Request
 from asap_ray.config import config_from, config_to
 from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
@@ -92,7 +93,7 @@ class Frontend:
         self._failure = ""
         self._life = asyncio.create_task(self._live())
         self._reports = asyncio.create_task(self._report())
-        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.duty, self._metrics.slowness))
+        self._stragglers = asyncio.create_task(watch_stragglers(self._own_duty, self._metrics.slowness))
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
@@ -130,7 +131,12 @@ class Frontend:
 
     async def duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream in all replicas, by name: the duty cycle is `compute_s`'s growth."""
-        return {name: dataclasses.asdict(report) for name, report in (await duty_of(self._app)).items()}
+        totals = await duty_of(running_in_app(self._app))
+        return {name: dataclasses.asdict(each) for name, each in totals.items()}
+
+    async def _own_duty(self) -> dict[str, Duty]:
+        """The devices of this replica: those of others have other loads."""
+        return await duty_of(running_names(self._config.name))
 
     async def exposition(self) -> str:
         """What `GET /metrics` answers."""

@@ -1,22 +1,22 @@
-"""How busy the devices of all instances of an application are, whichever of its replicas is asked."""
+"""How busy devices are, whoever asks them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 import ray
 from ray.exceptions import RayError
 
-from asap_ray.actors.placement import NAMESPACE, running_in_app
+from asap_ray.actors.placement import NAMESPACE
 from asap_ray.actors.recovery import ANSWER_S
 from asap_ray.batch import Duty
 from asap_ray.messages import decode
 
 
-async def duty_of(app: str) -> dict[str, Duty]:
-    """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-    names = running_in_app(app)
+async def duty_of(names: Sequence[str]) -> dict[str, Duty]:
+    """Totals of the compute stream of these devices, by name; one that does not answer is left out."""
     replies = await asyncio.gather(*map(_ask, names))
     return {name: decode(Duty, reply) for name, reply in zip(names, replies, strict=True) if reply is not None}
 
