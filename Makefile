@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(wildcard csrc/*/*.cpp csrc/*/*.hpp csrc/include/*/*.hpp csrc/ascend/host/*)
 ASCEND := $(wildcard csrc/ascend/*/*.h csrc/ascend/*/*.hpp csrc/ascend/*/*.cpp)
-CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.cpp tests/ascend/*.cpp tests/ascend/*/*.cpp)
+CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.[ch]pp tests/ascend/*.cpp tests/ascend/*/*.cpp)
 TYPES := build/types/asap_ray
 VLLM := build/vllm
 NPM_CI := npm ci --legacy-peer-deps --ignore-scripts --no-audit --no-fund
@@ -14,12 +14,13 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-thorough test-ascend ascend check check-dashboards render-dashboards verify bench vs-vllm clean setup hooks
+.PHONY: demo test test-thorough test-ascend ascend check check-dashboards render-dashboards verify bench soak vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   start a local Ray, serve a small MoE model, replay a real trace, write a report to out/demo"
 	@echo "make test   run the tests          make check  linters, types, format, -Werror build"
+	@echo "make soak   five minutes under load with processes killed and stopped at random (docs/soak.md)"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-thorough  the tests that take minutes: hangs, sanitizers, a real Prometheus (CI runs them too)"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
@@ -85,6 +86,10 @@ bench: setup
 	@mkdir -p out/bench
 	for name in $(filter-out benchmarks/vs_vllm.py benchmarks/vllm_decode.py,$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$name --quick --json out/bench/$$(basename $$name .py).json || exit 1; done
+
+soak: setup
+	@mkdir -p out
+	$(BIN)/python benchmarks/soak.py --minutes 5 --json out/soak.json
 
 vs-vllm: setup $(VLLM)/bin/vllm
 	@mkdir -p out/bench

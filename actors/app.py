@@ -13,6 +13,8 @@ import fastapi
 from ray import serve
 
 from asap_ray.actors.api_key import key_required
+from asap_ray.actors.claims import Claims, own_name
+from asap_ray.actors.duty import duty_of
 from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
 from asap_ray.actors.frontend_metrics import FrontendMetrics
@@ -50,6 +52,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
         ConfigError: a field is wrong or the checkpoint is not served; nothing was started.
     """
     config = config_from(args)
+    if ":" in config.name:
+        raise ConfigError(f"name={config.name!r} must not have a colon, which its instances and their actors have")
     served_model(config)
     policy_of(config.policy, config.prefill, tokens)
     instance_of(config, load_model(config.model))
@@ -62,7 +66,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 @serve.deployment(
-    num_replicas=1,  # the scheduler is one; more instances are more applications
+    num_replicas=1,  # each has an instance of its own (ADR 0008)
     max_ongoing_requests=100_000,  # the bounded queue is ours and answers 429
     ray_actor_options={"num_cpus": 0},
     health_check_period_s=2,
@@ -74,12 +78,12 @@ class Frontend:
     """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
 
     def __init__(self, args: dict[str, Any]) -> None:
-        if (replicas := serve.get_replica_context().world_size) > 1:
-            raise ConfigError(
-                f"num_replicas={replicas} must be 1: more instances are more applications (docs/deploy.md)"
-            )
-        self._config = config_from(args)  # on the replica's event loop
-        key_required(self._config.api_key_from)  # refused before a device starts
+        config = config_from(args)  # on the replica's event loop
+        key_required(config.api_key_from)  # refused before a device starts
+        self._app = config.name
+        self._config = dataclasses.replace(config, name=Claims(self._app).take(own_name()))
+        self._is_alone = serve.get_replica_context().world_size == 1
+        self._has_started = asyncio.Event()  # or failed to
         self._instance = PrefillInstance(self._config)
         model = served_model(self._config)
         self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))
@@ -96,7 +100,13 @@ class Frontend:
         return api
 
     async def check_health(self) -> None:
-        """Ray Serve replaces a frontend that could not bring a device back; the next one starts the instance afresh."""
+        """Ray Serve replaces a frontend that could not bring a device back; the next one starts the instance afresh.
+
+        Serve's first check comes before requests and before it replaces another replica. One of several lets it wait
+        for its devices; a single one answers at once, so that `/ready` can say who is missing.
+        """
+        if not self._is_alone:
+            await self._has_started.wait()
         if self._failure:
             raise DeviceLost(self._failure)
 
@@ -117,8 +127,8 @@ class Frontend:
         return {"name": model.name, "max_model_len": limits.max_prompt_tokens, "vocab_size": model.vocab_size}
 
     async def duty(self) -> dict[str, dict[str, float]]:
-        """Totals of every device's compute stream, by name: its duty cycle is the growth of `compute_s`."""
-        return {name: dataclasses.asdict(report) for name, report in (await self._instance.duty()).items()}
+        """Totals of every device's compute stream in all replicas, by name: the duty cycle is `compute_s`'s growth."""
+        return {name: dataclasses.asdict(report) for name, report in (await duty_of(self._app)).items()}
 
     async def exposition(self) -> str:
         """What `GET /metrics` answers."""
@@ -146,6 +156,7 @@ class Frontend:
             await self._service.hand_off.open()
             await self._instance.start()
             self._service.open_caches()
+            self._has_started.set()
             async for change in self._instance.watch():
                 if change.lost:
                     self._service.lose(change.group, change.lost)
@@ -155,6 +166,7 @@ class Frontend:
             _log.exception("the instance is lost")
             self._failure = f"{type(error).__name__}: {error}"
             self._service.give_up(self._failure)
+            self._has_started.set()
 
     async def _report(self) -> None:
         try:

@@ -17,7 +17,7 @@ from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.page_owner import Key, PageOwner
-from asap_ray.actors.placement import RESOURCE, bundle
+from asap_ray.actors.placement import RESOURCE, bundle, settled
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store, open_store
 from asap_ray.backends.host import HostAttention
@@ -41,7 +41,7 @@ class GroupRank:
         self.collective = _collective(served, rank, port)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
-        self._attention = HostAttention(served, model, group, self.collective, epoch, open_ports(served))
+        self._attention = HostAttention(served, model, group, self.collective, epoch, open_ports(settled(served)))
         self._metrics = RankMetrics(
             RayExporter(app=served.name, dp_group=str(group), tp_rank=str(rank)), self._attention.totals
         )

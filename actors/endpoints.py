@@ -96,7 +96,7 @@ async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
 
 
 def _look(metrics: str, duty: Mapping[str, Any]) -> Look:
-    """Devices by `attention:0`, `moe:1`: an actor's name without its instance's."""
+    """Devices by `attention:0`, `1:moe:0`: an actor's name without its application's."""
     samples, model = samples_of(metrics)
-    by_device = {":".join(name.split(":")[-2:]): totals for name, totals in duty.items()}
+    by_device = {name.partition(":")[2]: totals for name, totals in duty.items()}
     return Look(time.monotonic(), model, samples=samples, duty=by_device)

@@ -32,6 +32,7 @@ from asap_ray.actors.openai import (
     parse,
     quote,
 )
+from asap_ray.actors.openapi import ERRORS, STREAM, json_body
 from asap_ray.actors.responses import Answer, ChatAnswer, CompletionAnswer
 from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.token_route import GenerateAnswer, GenerateBody
@@ -86,20 +87,26 @@ def build_api(service: Service) -> FastAPI:
         ConfigError: there is no API key where the configuration says.
     """
     key = key_required(service.config.api_key_from)
-    api = FastAPI(title="asap-ray", version=__version__, docs_url=None, redoc_url=None, dependencies=key)
+    api = FastAPI(
+        title="asap-ray", version=__version__, docs_url=None, redoc_url=None, dependencies=key, responses=ERRORS
+    )
     routes = Routes(service)
-    api.add_api_route("/v1/completions", routes.completions, methods=["POST"])
-    api.add_api_route("/v1/chat/completions", routes.chat_completions, methods=["POST"])
-    api.add_api_route("/inference/v1/generate", routes.generate, methods=["POST"])
-    api.add_api_route("/tokenize", routes.tokenize, methods=["POST"])
-    api.add_api_route("/detokenize", routes.detokenize, methods=["POST"])
+    for path, generate, body in (
+        ("/v1/completions", routes.completions, CompletionBody),
+        ("/v1/chat/completions", routes.chat_completions, ChatBody),
+        ("/inference/v1/generate", routes.generate, GenerateBody),
+    ):
+        api.add_api_route(path, generate, methods=["POST"], responses=STREAM, openapi_extra=json_body(body))
+    api.add_api_route("/tokenize", routes.tokenize, methods=["POST"], openapi_extra=json_body(TokenizeBody))
+    api.add_api_route("/detokenize", routes.detokenize, methods=["POST"], openapi_extra=json_body(DetokenizeBody))
     api.add_api_route("/v1/models", routes.models)
     api.add_api_route("/v1/models/{name:path}", routes.one_model)
     api.add_api_route("/ready", routes.ready)
-    api.add_api_route("/health", routes.alive)
-    api.add_api_route("/ping", routes.alive, methods=["GET", "POST"])
+    api.add_api_route("/health", routes.alive, response_class=Response)
+    for method in ("GET", "POST"):  # two operations, or the document would have one name for both
+        api.add_api_route("/ping", routes.alive, methods=[method], response_class=Response)
     api.add_api_route("/version", routes.version)
-    api.add_api_route("/metrics", routes.metrics)
+    api.add_api_route("/metrics", routes.metrics, response_class=Response)
     add_error_handlers(api, service.metrics.refused)
     return api
 

@@ -14,6 +14,7 @@ from asap_ray.batch import Request
 from asap_ray.config import ServeConfig
 from asap_ray.errors import RequestError, Unavailable
 from asap_ray.kvcache.handoff import LeaseCounts, Leases
+from asap_ray.kvcache.kinds import CacheSpec
 from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.kvcache.transfer_params import PARAM, RemotePrefill, Transfer
 from asap_ray.messages import LeaseAnswer, LeaseCall, Pages
@@ -73,6 +74,7 @@ class HandOff:
     def join(self, group: int, cache: PrefixCache, ranks: tuple[Pages, ...]) -> None:
         """The cache of a group that starts, or that takes the place of a lost one."""
         self.lose(group)
+        ranks = _distinct(ranks)
         engine = self._engines[group] = _Engine(cache, Leases(cache, self._lease_s, self.counts), ranks)
         self._channel.join(engine.engine_id, ranks)
 
@@ -138,7 +140,9 @@ class HandOff:
             return LeaseAnswer(lease_s=0.0)
         leases, name = engine.leases, call.request_id
         if call.verb in ("pulled", "abort"):
-            is_over = leases.pulled(name, call.num_consumers) if call.verb == "pulled" else leases.abort(name)
+            is_over = (
+                leases.pulled(name, call.consumer, call.num_consumers) if call.verb == "pulled" else leases.abort(name)
+            )
             if is_over:
                 del engine.num_tokens[name]
                 self._on_free()
@@ -153,3 +157,11 @@ class HandOff:
             ranks=engine.ranks,
             model=self._model,
         )
+
+
+def _distinct(ranks: tuple[Pages, ...]) -> tuple[Pages, ...]:
+    """One of those that keep the same heads: latents are whole on every rank, and a decode side reads them once."""
+    first: dict[CacheSpec, Pages] = {}
+    for pages in ranks:
+        first.setdefault(pages.spec, pages)
+    return tuple(first.values())

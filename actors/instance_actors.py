@@ -60,7 +60,7 @@ class InstanceActors:
             ConfigError: the cluster has too few devices, or too few are free.
         """
         config, message = self._config, encode(self._config)
-        placement = reserve(config.name, config.parallel)
+        placement = reserve(config)
         self._placement_id = placement.id
         await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, timeout_s)
         kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone

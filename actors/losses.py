@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from asap_ray.backends.node import node_name
 from asap_ray.messages import Registration
 
 MAX_RESTARTS: Final = 3
@@ -107,7 +107,7 @@ async def end_processes(registered: Collection[Registration], poll_s: float) -> 
 
 def is_here(device: Registration) -> bool:
     """Whether a device is on the node of this process."""
-    return device.node == socket.gethostname()
+    return device.node == node_name()
 
 
 def _is_there(device: Registration) -> bool:

@@ -9,6 +9,7 @@ from asap_ray.actors.device_metrics import DeviceMetrics
 from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
+from asap_ray.actors.placement import settled
 from asap_ray.backends.host import HostMoE, instance_of
 from asap_ray.backends.ports import open_ports
 from asap_ray.config import ServeConfig, fingerprint_of
@@ -25,7 +26,7 @@ class MoEDevice:
         served = decode(ServeConfig, config)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
-        self._moe = HostMoE(served, model, moe_device, open_ports(served))
+        self._moe = HostMoE(served, model, moe_device, open_ports(settled(served)))
         self._metrics = DeviceMetrics(
             RayExporter(app=served.name, moe_device=str(moe_device)),
             self._moe.totals,

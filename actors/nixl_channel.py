@@ -113,8 +113,9 @@ class NixlChannel:
     async def _serve(self, engine: _Engine) -> None:
         """Handshakes, one after the other."""
         while True:
-            identity, _, message = await engine.socket.recv_multipart()
+            parts = await engine.socket.recv_multipart()
             try:
+                identity, _, message = parts
                 region = engine.regions[asked_rank(message)]
                 reply = handshake(await self._their_handshake(), region)
             except (AsapError, LookupError, ValueError, TypeError) as error:
@@ -138,12 +139,13 @@ class NixlChannel:
     async def _listen(self, engine_id: str, engine: _Engine) -> None:
         """Notifications: heartbeats, and that all was read."""
         while True:
-            for agent in engine.agents:
-                for message in (each for messages in agent.get_new_notifs().values() for each in messages):
-                    self._tell(engine_id, len(engine.agents), message)
+            for rank, agent in enumerate(engine.agents):
+                for peer, messages in agent.get_new_notifs().items():
+                    for message in messages:
+                        self._tell(engine_id, f"{peer} of rank {rank}", message)
             await asyncio.sleep(_POLL_S)
 
-    def _tell(self, engine_id: str, num_ranks: int, message: bytes) -> None:
+    def _tell(self, engine_id: str, consumer: str, message: bytes) -> None:
         """What one rank's agent was told; all is pulled once every rank's was, by every rank of the decode side."""
         if notice := read_notice(message):
             for request_id in notice.request_ids:
@@ -152,6 +154,7 @@ class NixlChannel:
                         verb=notice.verb,
                         engine_id=engine_id,
                         request_id=request_id,
-                        num_consumers=notice.num_consumers * num_ranks,
+                        consumer=consumer,
+                        num_consumers=notice.num_consumers * len(self._engines[engine_id].agents),
                     )
                 )

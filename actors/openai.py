@@ -143,7 +143,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Annotated[str, Field(min_length=1)]
-    content: Annotated[str, BeforeValidator(_content)] = ""
+    content: Annotated[str, BeforeValidator(_content, json_schema_input_type=str | list[dict[str, Any]] | None)] = ""
 
 
 Messages = Annotated[list[Message], Field(min_length=1)]
@@ -209,7 +209,9 @@ def _count_or_false(value: Any) -> Any:
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)]
+    prompt: Annotated[
+        list[Prompt], PlainValidator(_prompts, json_schema_input_type=Prompt | list[str] | list[list[int]])
+    ]
     logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, BeforeValidator(_count_or_false)] = None
 
     @property

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable
 from typing import Final
 
 import ray
 from ray.exceptions import GetTimeoutError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
-from asap_ray.spec import ParallelSpec
 
 RESOURCE: Final = "NPU"
 """Ray's own name for Ascend devices; on a CPU a logical resource given to `ray start --resources`."""
@@ -38,13 +45,20 @@ def running_names(name: str) -> list[str]:
     return [actor for actor in mine if actor.rpartition(":")[0] in (f"{name}:attention", f"{name}:moe")]
 
 
-def reserve(name: str, parallel: ParallelSpec) -> PlacementGroup:
+def running_in_app(app: str) -> list[str]:
+    """Actors of all instances of an application that the cluster knows."""
+    pattern = re.compile(rf"{re.escape(app)}(:\d+)?:(attention|moe):\d+")
+    listed = ray.util.list_named_actors(all_namespaces=True)
+    return [each["name"] for each in listed if each["namespace"] == NAMESPACE and pattern.fullmatch(each["name"])]
+
+
+def reserve(config: ServeConfig) -> PlacementGroup:
     """Ask for the bundles of an instance, groups first; they outlive whoever asked. Does not wait for them.
 
     Raises:
         ConfigError: the cluster has too few NPUs.
     """
-    total = _count(ray.cluster_resources)
+    parallel, total = config.parallel, _count(ray.cluster_resources)
     if total < parallel.num_devices:
         raise ConfigError(
             f"the instance needs {parallel.num_devices} {RESOURCE} "
@@ -52,10 +66,20 @@ def reserve(name: str, parallel: ParallelSpec) -> PlacementGroup:
             f"the cluster has {total:g}; without Ascend devices start Ray with "
             f"--resources='{{\"{RESOURCE}\": {parallel.num_devices}}}'"
         )
-    # STRICT_PACK: the host backend's buffers are shared inside one node.
+    # Shared memory ends with the node, and so does the memory that dies open of each other.
+    strategy = "STRICT_PACK" if config.fabric == "shm" or config.device == "npu" else "PACK"
     bundles = [{RESOURCE: parallel.tp}] * parallel.dp_groups + [{RESOURCE: 1}] * parallel.moe_devices
-    group: PlacementGroup = placement_group(bundles, strategy="STRICT_PACK", name=name, lifetime="detached")
+    group: PlacementGroup = placement_group(bundles, strategy=strategy, name=config.name, lifetime="detached")
     return group
+
+
+def settled(config: ServeConfig) -> ServeConfig:
+    """In a device of an instance: its configuration, with a fabric that is `shm` if all of it is on one node."""
+    placement = get_current_placement_group()
+    if config.fabric != "auto" or placement is None:
+        return config
+    nodes = set(placement_group_table(placement)["bundles_to_node_id"].values())
+    return config if len(nodes) > 1 else dataclasses.replace(config, fabric="shm")
 
 
 def wait_for_places(group: PlacementGroup, num_devices: int, timeout_s: float) -> None:
@@ -70,7 +94,7 @@ def wait_for_places(group: PlacementGroup, num_devices: int, timeout_s: float) -
         remove_placement_group(group)
         free, total = _count(ray.available_resources), _count(ray.cluster_resources)
         raise ConfigError(
-            f"{num_devices} {RESOURCE} were not free on one node within {timeout_s:.1f} s: "
+            f"{num_devices} {RESOURCE} were not free within {timeout_s:.1f} s: "
             f"{free:g} of the cluster's {total:g} are free"
         ) from None
 

@@ -15,7 +15,7 @@ from asap_ray.actors.instance_actors import InstanceActors, NoAnswer, clear_inst
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.recovery import ANSWER_S, Recovery, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
-from asap_ray.batch import Batch, Duty, Request, Stamps, Token
+from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
@@ -138,11 +138,6 @@ class PrefillInstance:
         except RayError as error:
             raise DeviceLost(f"{name}: {reason_of(error)}") from None
 
-    async def duty(self) -> dict[str, Duty]:
-        """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-        replies = await self._actors.ask(self._actors.names, "duty", timeout_s=ANSWER_S)
-        return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
-
     async def timeline(self, last_s: float) -> Timeline:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
         replies = await self._actors.ask(self._actors.names, "timeline", last_s, timeout_s=ANSWER_S)
@@ -240,13 +235,15 @@ class PrefillInstance:
 
 
 def agree(registered: Mapping[str, Registration]) -> None:
-    """The join handshake: every device must have loaded the same model and configuration, on one node.
+    """The join handshake: every device must have loaded the same model and configuration, and reach the others.
 
     Raises:
         ConfigError: names two that differ, the field, and both values.
     """
     (first, reference), *others = registered.items()
     for name, registration in others:
-        mine, its = ({"node": each.node, **each.fingerprint} for each in (reference, registration))
+        pair = (reference, registration)
+        is_linked = all(each.link for each in pair)
+        mine, its = ({"node": "" if is_linked else each.node, **each.fingerprint} for each in pair)
         for field, ours, theirs in differing_fields(mine, its):
             raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")

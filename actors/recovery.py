@@ -80,6 +80,7 @@ class Recovery:
 
     async def _bring_back(self, lost: Mapping[str, str]) -> AsyncIterator[tuple[str, str]]:
         """Until everybody serves: more may be lost meanwhile."""
+        registered: dict[str, tuple[Registration, ...]] = {}
         while lost:
             self.absent |= lost
             for name, reason in lost.items():
@@ -90,8 +91,9 @@ class Recovery:
                     f"more than {losses.MAX_RESTARTS} times in {losses.RESTARTS_S:g} s: {', '.join(hopeless)}"
                 )
             try:
-                await self._actors.join(self.absent, await self._successors(lost))
-                lost = {}
+                registered |= await self._successors(lost)
+                if not (lost := self._losses.now):  # else, of a node that goes, somebody would be joined to the dead
+                    await self._actors.join(self.absent, registered)
             except Refused as refused:
                 lost = {**self._losses.now, **refused.reasons}
         back, self.absent = self.absent, {}

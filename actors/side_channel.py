@@ -79,7 +79,7 @@ async def ask(host: str, port: int, call: LeaseCall) -> LeaseAnswer:
                 writer.close()
     except TimeoutError:
         raise PeerTimeout(f"{who} did not answer {call.verb!r} within {CALL_S:g} s") from None
-    except (OSError, EOFError, ConfigError) as error:
+    except (OSError, EOFError, ValueError, OverflowError) as error:  # no message of ours, or no address
         raise Unavailable(f"{who}: {error}") from None
 
 

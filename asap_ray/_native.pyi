@@ -29,6 +29,14 @@ class SharedBuffer:
         """
 
     @staticmethod
+    def create_sparse(name: str, num_bytes: int) -> SharedBuffer:
+        """The same, but pages come when they are written.
+
+        Raises:
+            OSError: the system refuses.
+        """
+
+    @staticmethod
     def open(pid: int, fd: int, num_bytes: int) -> SharedBuffer:
         """Map the buffer of a process of the same user.
 
@@ -47,6 +55,10 @@ class SharedBuffer:
 
     @property
     def num_bytes(self) -> int: ...
+    @property
+    def address(self) -> int:
+        """Of its first byte in this process."""
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class AttentionComm:
@@ -188,6 +200,75 @@ class MoEComm:
     def abort(self) -> None:
         """Every wait, present or later, raises Closed within 60 ms."""
 
+class MoEMirror:
+    """What rank j of group i writes to instead of a MoE device's buffer on another host."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer, dp_group: int, tp_rank: int) -> None: ...
+    def take(self, slot: int) -> tuple[bytes, list[tuple[int, int]]] | None:
+        """The slot's message, once: its header, and (offset, num_bytes) of the ranges to carry before it."""
+
+    def credit(self, slot: int) -> None:
+        """The MoE device has read the slot's message."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in: what has to be registered."""
+
+    @property
+    def bell(self) -> tuple[SharedBuffer, int]:
+        """Rings when there is a message."""
+
+class AttentionMirror:
+    """What MoE device e writes to instead of an attention rank's buffer on another host."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer, moe_device: int) -> None: ...
+    def take(self, slot: int) -> tuple[bytes, list[tuple[int, int]]] | None:
+        """The reply in the slot, once: its header, and (offset, num_bytes) of the ranges to carry before it."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Offset and size of what all ranges lie in: what has to be registered."""
+
+    @property
+    def bell(self) -> tuple[SharedBuffer, int]:
+        """Rings when there is a reply."""
+
+class MoEInbox:
+    """Where a MoE device's process puts what came from ranks on other hosts."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer) -> None: ...
+    def put(self, dp_group: int, tp_rank: int, slot: int, header: bytes) -> bool:
+        """The ranges of a message are here. False, and nothing done, while one of a dead predecessor is there.
+
+        Raises:
+            ValueError: no such rank or slot, or a header of another size.
+        """
+
+    def is_read(self, dp_group: int, tp_rank: int, slot: int) -> bool:
+        """Whether the message that was put there has been read."""
+
+    @property
+    def bell(self) -> tuple[SharedBuffer, int]:
+        """Rings when messages have been read."""
+
+class AttentionInbox:
+    """Where an attention rank's process puts what came from MoE devices on other hosts."""
+
+    def __init__(self, layout: Layout, buffer: SharedBuffer) -> None: ...
+    def put(self, slot: int, moe_device: int, header: bytes) -> None:
+        """The ranges of a reply are here.
+
+        Raises:
+            ValueError: no such slot or device, or a header of another size.
+        """
+
+class Watch:
+    """Doorbells, for a thread that has other work beside waiting for them."""
+
+    def __init__(self, bells: Sequence[tuple[SharedBuffer, int]]) -> None: ...
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until one has rung since the last call, at most so long."""
+
 def swiglu(out: _Rows, gate_up: _Rows, row_type: str) -> None:
     """out [R, I] = silu(gate) * up, the halves of gate_up [R, 2 I].
 
@@ -306,7 +387,10 @@ class ascend:  # noqa: N801
         def num_bytes(self) -> int: ...
 
     class AttentionComm:
-        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory."""
+        """As `_native.AttentionComm`; the calls that end in `_on_die` take addresses of device memory.
+
+        Rows that were sent `_on_die` stay unchanged until the slot's results have been received.
+        """
 
         def __init__(
             self,
@@ -334,6 +418,8 @@ class ascend:  # noqa: N801
         ) -> None: ...
         def async_combine_recv(self, slot: int, out: _Rows, timeout_s: float) -> None: ...
         def async_combine_recv_on_die(self, slot: int, out: int, timeout_s: float) -> None: ...
+        def replace_device(self, moe_device: int, buffer: ascend.SharedBuffer) -> None: ...
+        def be_patient(self, seconds: float) -> None: ...
         @property
         def backpressure_s(self) -> list[float]: ...
         def abort(self) -> None: ...
@@ -382,14 +468,25 @@ class ascend:  # noqa: N801
         def async_dispatch_recv(self, timeout_s: float) -> ascend.Item: ...
         def async_combine_send(self, item: ascend.Item, results: _Rows) -> None: ...
         def async_combine_send_on_die(self, item: ascend.Item, results: int) -> None: ...
-        def set_epoch(self, dp_group: int, epoch: int) -> None: ...
+        def replace_group(self, dp_group: int, buffers: Sequence[ascend.SharedBuffer], epoch: int) -> None: ...
         def abort(self) -> None: ...
 
     class SuperKernel:
-        """The experts of one device on its die: weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type (3.4.2)."""
+        """The experts of one device on its die (3.4.2): weights [L, E, 2 I, H] and [L, E, H, I] in the rows' type.
+
+        With scales of their outputs, [L, E, 2 I] and [L, E, H], the weights are int8 (W8A8).
+        """
 
         def __init__(
-            self, die: ascend.Die, layout: Layout, moe_device: int, row_type: str, gate_up: _Rows, down: _Rows
+            self,
+            die: ascend.Die,
+            layout: Layout,
+            moe_device: int,
+            row_type: str,
+            gate_up: _Rows | NDArray[np.int8],
+            down: _Rows | NDArray[np.int8],
+            gate_up_scale: NDArray[np.float32] | None = None,
+            down_scale: NDArray[np.float32] | None = None,
         ) -> None: ...
         def run(self, item: ascend.Item, results: int) -> None:
             """Unweighted results of the item's rows, to an address on the die, such as its own `results_at`."""

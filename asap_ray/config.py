@@ -16,6 +16,9 @@ from asap_ray.strict import build
 DEVICES: Final = ("cpu", "npu")
 """Devices whose backend can serve; cuda follows (docs/limits.md)."""
 
+FABRICS: Final = ("auto", "shm", "nixl")
+"""How rows travel: `auto` is shm between devices of one node and nixl between nodes (docs/fabric.md)."""
+
 KEY_SOURCES: Final = ("env:", "file:")
 """How `api_key_from` may start."""
 
@@ -40,6 +43,7 @@ class ServeConfig:
     served_model_name: str = ""  # empty: the directory's name
     api_key_from: str = ""  # env:NAME or file:PATH, read by the frontend; empty: everybody may ask
     device: str = "cpu"
+    fabric: str = "auto"  # of `FABRICS`
     kernels: str = ""  # folder of the Ascend kernels; empty: where `make ascend` puts them
     compute_type: RowType = RowType.FLOAT32
     expert_type: ExpertType = ExpertType.FLOAT
@@ -57,6 +61,10 @@ class ServeConfig:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
+        if self.fabric not in FABRICS:
+            raise ConfigError(f"fabric={self.fabric!r}; known fabrics: {', '.join(FABRICS)}")
+        if self.device == "npu" and self.fabric == "nixl":
+            raise ConfigError("fabric='nixl' with device='npu': dies open each other's memory by key, inside one node")
         if self.device == "npu" and self.prefill.row_type is not self.compute_type:
             raise ConfigError(
                 f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "

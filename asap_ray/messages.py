@@ -46,6 +46,8 @@ class Registration:
     node: str  # host name: buffers are shared inside one node
     fingerprint: dict[str, str]
     key: bytes = b""  # of device memory, which has no file
+    link: bytes = b""  # for writers on other hosts: what NIXL has to know; empty without it
+    base: int = 0  # and the buffer's address in its process
     num_blocks: int = 0  # of the KV cache on this rank; a group has the least of its ranks'. 0 on a MoE device
     pages: Pages | None = None  # where they lie; None on a MoE device
 
@@ -72,7 +74,8 @@ class LeaseCall:
     verb: str  # of `VERBS`
     engine_id: str
     request_id: str
-    num_consumers: int = 1  # ranks of the decode side that each say so once they have pulled
+    consumer: str = ""  # which rank of the decode side has pulled
+    num_consumers: int = 1  # how many of them there are
 
 
 VERBS: Final = ("read", "heartbeat", "pulled", "abort")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -57,10 +57,10 @@ def _convert(kind: Any, value: Any, key: str) -> Any:
             return kind(value)
         except ValueError:
             raise ConfigError(f"{key}={value!r}; one of: {', '.join(map(str, kind))}") from None
-    if kind is float and type(value) is int:
+    if kind is float and type(value) in (int, float):
+        if not abs(value) <= sys.float_info.max:
+            raise ConfigError(f"{key}={value} must be finite")
         return float(value)
-    if kind is float and isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{key}={value} must be finite")
     if origin or not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ConfigError(f"{key}={value!r} must be of type {getattr(kind, '__name__', kind)}")
     return value

@@ -27,7 +27,8 @@ from asap_ray.batch import Batch, Request
 from asap_ray.models.experts import ExpertStage
 from asap_ray.models.int8_experts import Int8ExpertStage
 from asap_ray.models.model import Model, load_model
-from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
+from asap_ray.models.random_checkpoint import make_random_checkpoint
+from asap_ray.models.random_config import Sizes
 from asap_ray.protocol import Routed
 
 SIZES = Sizes(

@@ -2,11 +2,13 @@
 
     benchmarks/peers/make_vllm_venv.sh DIR nixl
     pip install 'asap-ray[nixl]'
-    python benchmarks/vllm_decode.py --vllm-venv DIR [--quick] [--tp T]
+    python benchmarks/vllm_decode.py --vllm-venv DIR [--quick] [--tp T] [--family deepseek_v3]
 
 Every prompt is asked of vLLM alone, then of the pair as a router would, and greedy tokens are compared. Then pages are
-overwritten before they are pulled, which has to change tokens, and a client leaves while vLLM pulls, which has to free
+overwritten before they are pulled, which has to change tokens, and clients leave while vLLM pulls, which has to free
 the blocks. Exit status 1 if anything of it is otherwise.
+
+Of latent attention prompts have 300 tokens at most: beyond, vLLM on CPUs disagrees with `transformers`.
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from peers.systems import ours, vllm
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.errors import AsapError
 from asap_ray.kvcache.page_memory import PageMemory
-from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
+from asap_ray.models.random_checkpoint import make_random_checkpoint
+from asap_ray.models.random_config import Sizes
 from asap_ray.spec import KVCacheSpec, ParallelSpec, PrefillSpec
 
 SIDE_CHANNEL_PORT: Final = 15602
 MAX_TOKENS: Final = 4000
+MAX_LATENT_TOKENS: Final = 300
 NUM_ANSWER: Final = 16
 LEASE_S: Final = 20.0
 MODEL: Final = Sizes(
@@ -54,6 +58,9 @@ MODEL: Final = Sizes(
     dtype=torch.float32,
     seed=0,
 )
+LEAVE_S: Final = (0.005, 0.02, 0.05, 0.1, 0.2)
+"""How long a client waits that leaves: before, while and after vLLM reads."""
+
 ASKED: Final = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -91,6 +98,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vllm-venv", type=Path, required=True, metavar="DIR", help="see peers/make_vllm_venv.sh")
     parser.add_argument("--quick", action="store_true", help="8 prompts instead of 50")
     parser.add_argument("--tp", type=int, default=1, metavar="T", help="ranks of our attention group")
+    parser.add_argument("--family", choices=("qwen3_moe", "deepseek_v3"), default="qwen3_moe", help="of the model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     parser.add_argument("--out", type=Path, default=Path("out/vllm_decode"), metavar="DIR", help="model, logs, caches")
     return parser.parse_args()
@@ -100,19 +108,22 @@ def interoperate(options: argparse.Namespace) -> bool:
     """Whether all of it is as it has to be."""
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    model = folder / "model"
-    if not (model / "config.json").exists():
-        make_random_checkpoint(model, **MODEL)
+    model, is_latent = folder / options.family, options.family == "deepseek_v3"
+    longest = MAX_LATENT_TOKENS if is_latent else MAX_TOKENS
+    if not (model / "config.json").exists():  # heads of 128 make latents of 512 and 64, which kernels ask for
+        make_random_checkpoint(model, family=options.family, **{**MODEL, "head_dim": 128 if is_latent else 64})
     adopt_orphans()
     with (
-        running(decoding(model, options.vllm_venv.absolute(), folder), folder / "vllm.log") as decode,
-        running(prefilling(model, options.tp, folder), folder / "asap-ray.log") as prefill,
+        running(decoding(model, options.vllm_venv.absolute(), is_latent, folder), folder / "vllm.log") as decode,
+        running(prefilling(model, options.tp, 16 if is_latent else 64, folder), folder / "asap-ray.log") as prefill,
         httpx.Client(timeout=120.0, trust_env=False) as http,
     ):
         pair = Pair(http, prefill, decode)
-        rows = [pair.compare(ids) for ids in prompts(8 if options.quick else 50)]
-        corrupted = [pair.compare(ids, corrupted=True) for ids in prompts(5)[1:]]  # of a single token nothing is pulled
-        pair.leave(prompts(1)[0])
+        rows = [pair.compare(ids) for ids in prompts(8 if options.quick else 50, longest)]
+        # Of a single token nothing is pulled.
+        corrupted = [pair.compare(ids, corrupted=True) for ids in prompts(5, longest)[1:]]
+        for timeout_s in LEAVE_S:
+            pair.leave(prompts(1, longest)[0], timeout_s)
         leases = pair.settled()
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in (*rows, *corrupted)], indent=1) + "\n")
@@ -122,22 +133,25 @@ def interoperate(options: argparse.Namespace) -> bool:
     return num_same == len(rows) and num_changed == len(corrupted) and leases["open"] == 0
 
 
-def prompts(number: int) -> list[list[int]]:
-    """Random tokens; lengths from 1 to `MAX_TOKENS`, even in their logarithm, the ends of blocks among them."""
+def prompts(number: int, longest: int) -> list[list[int]]:
+    """Random tokens; lengths from 1 to `longest`, even in their logarithm, the ends of blocks among them."""
     draw = random.Random(0)
-    lengths = [1, 64, 65, 128, 129] + [round(MAX_TOKENS ** draw.random()) for _ in range(number)]
+    lengths = [1, 64, 65, 128, 129] + [round(longest ** draw.random()) for _ in range(number)]
     if number == 1:
-        lengths = [MAX_TOKENS]
+        lengths = [longest]
     return [[draw.randrange(MODEL["vocab_size"]) for _ in range(length)] for length in lengths[:number]]
 
 
-def decoding(model: Path, venv: Path, folder: Path) -> System:
-    """vLLM as it is, with its NixlConnector."""
+def decoding(model: Path, venv: Path, is_latent: bool, folder: Path) -> System:
+    """vLLM as it is, with its NixlConnector. Its latent attention in float32 has to be asked for where there is AMX."""
     alone = vllm("vllm", model, venv, folder, threads="0")
     connector = {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_buffer_device": "cpu"}
     return dataclasses.replace(
         alone,
-        command=(*alone.command, "--enforce-eager", "--kv-transfer-config", json.dumps(connector)),
+        command=(
+            *(*alone.command, "--enforce-eager", "--kv-transfer-config", json.dumps(connector)),
+            *(("--attention-backend", "CPU_MLA") if is_latent else ()),
+        ),
         environment=alone.environment
         | {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
@@ -146,13 +160,13 @@ def decoding(model: Path, venv: Path, folder: Path) -> System:
     )
 
 
-def prefilling(model: Path, tp: int, folder: Path) -> System:
+def prefilling(model: Path, tp: int, block_size: int, folder: Path) -> System:
     """`asap-ray serve`, one group, two MoE devices."""
     config = ServeConfig(
         model=str(model),
         parallel=ParallelSpec(dp_groups=1, tp=tp, moe_devices=2),
         prefill=PrefillSpec(max_tokens=MAX_TOKENS, solo_tokens=MAX_TOKENS // 2, inflection_tokens=1024),
-        kv_cache=KVCacheSpec(block_size=64, memory_bytes=1 << 28),
+        kv_cache=KVCacheSpec(block_size=block_size, memory_bytes=1 << 28),
         lease_s=LEASE_S,
         nixl_peer=f"127.0.0.1:{SIDE_CHANNEL_PORT}",
         start_timeout_s=START_S,
@@ -181,14 +195,14 @@ class Pair:
         print(f"{row}: {alone[:4]} {pulled[:4]}", flush=True)
         return row
 
-    def leave(self, ids: list[int]) -> None:
+    def leave(self, ids: list[int], timeout_s: float) -> None:
         """A client of vLLM that does not wait for its answer."""
         params = self._prefilled(ids)
         with contextlib.suppress(httpx.TimeoutException):
-            self._tokens(self.decode, ids, 2000, params, timeout_s=0.05)
+            self._tokens(self.decode, ids, 2000, params, timeout_s)
 
     def settled(self) -> dict[str, int]:
-        """Our counts, once nobody is to pull any more."""
+        """Our counts, once nobody is to pull any more, or leases have ended by time."""
         deadline_s = time.monotonic() + 2 * LEASE_S
         while (leases := self.http.get(f"{self.prefill}/leases").json())["open"] and time.monotonic() < deadline_s:
             time.sleep(0.2)

@@ -31,7 +31,8 @@ from peers.verdict import Figures, aims, figures, table
 
 from asap_ray.errors import AsapError, ConfigError
 from asap_ray.evaluation.replay_report import check_writable, this_machine
-from asap_ray.models.random_checkpoint import Sizes, make_random_checkpoint
+from asap_ray.models.random_checkpoint import make_random_checkpoint
+from asap_ray.models.random_config import Sizes
 from asap_ray.workload.trace import TraceRequest
 
 MODEL: Final = Sizes(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from asap_ray.cli import main
+from asap_ray.models.model import load_model
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,20 @@ def test_make_model_does_not_overwrite(
         main()
 
     assert f"{tmp_path} exists" in capsys.readouterr().err.replace("\n", "")
+
+
+def test_make_model_makes_any_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint that opens, of the sizes that were asked for."""
+    sizes = {"hidden": 64, "layers": 2, "heads": 4, "head-dim": 16, "experts": 8, "moe-intermediate": 32, "vocab": 300}
+    options = [f"--{name}={value}" for name, value in sizes.items()]
+    directory = tmp_path / "model"
+    monkeypatch.setattr(sys, "argv", ["asap-ray", "make-model", str(directory), "--family=deepseek_v32", *options])
+
+    with pytest.raises(SystemExit) as exit:
+        main()
+
+    config = load_model(directory).config
+    assert (exit.value.code, capsys.readouterr().out[-3:]) == (0, "MB\n")
+    assert (config.hidden, config.num_layers, config.moe_layers) == (64, 2, (1,))

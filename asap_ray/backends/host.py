@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from asap_ray import _native
 from asap_ray.backends.host_comm import DTYPES, HostAttentionComm
 from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.kv_memory import fit_blocks, process_bytes
+from asap_ray.backends.node import node_name
 from asap_ray.backends.peers import Peers
 from asap_ray.backends.ports import Ports
 from asap_ray.backends.threads import ThreadRuntime, drive
@@ -41,7 +41,7 @@ def instance_of(config: ServeConfig, model: Model) -> Instance:
 
 
 def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:
-    return Registration(node=socket.gethostname(), fingerprint=fingerprint, **ports.address(buffer), **who)
+    return Registration(node=node_name(), fingerprint=fingerprint, **ports.address(buffer), **who)
 
 
 class HostAttention:
@@ -117,6 +117,7 @@ class HostAttention:
             combine=prefill.combine,
         )
         self.runtime.on_close(native.abort)
+        self.runtime.on_close(self._ports.close)
         self._native = native
         self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
 
@@ -198,6 +199,7 @@ class HostMoE:
             compute_type=self._config.compute_type,
         )
         self.runtime.on_close(native.abort)
+        self.runtime.on_close(self._ports.close)
         self.comm = self._ports.moe_comm(native, self._received, DTYPES[self._config.compute_type], prefill.deadline_s)
 
     def replace_group(self, ranks: Sequence[Registration]) -> None:

@@ -30,6 +30,9 @@ class HostPorts:
         """See `Ports`."""
         return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
 
+    def close(self) -> None:
+        """See `Ports`; shared memory works by itself."""
+
     def attention(self, **endpoint: Any) -> Any:
         """See `Ports`."""
         return _native.AttentionComm(**endpoint)
@@ -44,14 +47,3 @@ class HostPorts:
         if config.expert_type is ExpertType.INT8:
             return model.int8_expert_stage(mine)
         return model.expert_stage(mine, DTYPES[config.compute_type])
-
-
-def require_device(config: ServeConfig) -> None:
-    """A host is always there."""
-    del config
-
-
-def open_ports(config: ServeConfig) -> HostPorts:
-    """The ports of this host."""
-    del config
-    return HostPorts()

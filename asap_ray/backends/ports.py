@@ -12,7 +12,7 @@ from asap_ray.models.model import Model
 from asap_ray.protocol import MoEComm, MoEStage
 from asap_ray.spec import Instance
 
-MODULES: Final = {"cpu": "asap_ray.backends.host_ports", "npu": "asap_ray.backends.ascend.ports"}
+MODULES: Final = {"cpu": "asap_ray.backends.fabric", "npu": "asap_ray.backends.ascend.ports"}
 """Where the ports of `ServeConfig.device` are; each module has `require_device` and `open_ports`."""
 
 
@@ -31,6 +31,9 @@ class Ports(Protocol):
 
     def open(self, peer: Registration) -> Any:
         """A peer's buffer."""
+
+    def close(self) -> None:
+        """End what works for the endpoint; for any thread, and again."""
 
     def attention(self, **endpoint: Any) -> Any:
         """The attention side of the primitives, of one rank."""

@@ -14,10 +14,13 @@ from asap_ray.spec import RowType
 
 def make_model(
     directory: Annotated[Path, typer.Argument(help="Where to write the checkpoint; must not exist yet.")],
+    family: Annotated[str, typer.Option(help="model_type of a family that can be served.")] = "qwen3_moe",
     hidden: Annotated[int, typer.Option(help="Hidden size.")] = 512,
-    layers: Annotated[int, typer.Option(help="Decoder layers, all of them MoE.")] = 6,
+    layers: Annotated[
+        int, typer.Option(help="Decoder layers, all of them MoE but the first of DeepSeek-V3 and its kin.")
+    ] = 6,
     heads: Annotated[int, typer.Option(help="Query heads.")] = 8,
-    kv_heads: Annotated[int, typer.Option(help="Key and value heads.")] = 2,
+    kv_heads: Annotated[int, typer.Option(help="Key and value heads of grouped-query attention.")] = 2,
     head_dim: Annotated[int, typer.Option(help="Size of a head.")] = 64,
     experts: Annotated[int, typer.Option(help="Experts of a layer.")] = 16,
     top_k: Annotated[int, typer.Option(help="Experts of a token.")] = 2,
@@ -28,7 +31,7 @@ def make_model(
     dtype: Annotated[RowType, typer.Option(help="Type of the stored weights.")] = RowType.BFLOAT16,
     seed: Annotated[int, typer.Option(help="Of the weights.")] = 0,
 ) -> None:
-    """Write a random-weight Qwen3-MoE checkpoint in Hugging Face format, with a tokenizer; no network needed."""
+    """Write a random-weight checkpoint in Hugging Face format, with a tokenizer; no network needed."""
     import torch
 
     from asap_ray.models.random_checkpoint import make_random_checkpoint
@@ -37,6 +40,7 @@ def make_model(
         raise ConfigError(f"{directory} exists; choose another directory, or remove it")
     make_random_checkpoint(
         directory,
+        family=family,
         hidden=hidden,
         num_layers=layers,
         num_heads=heads,

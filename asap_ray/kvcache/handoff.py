@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from asap_ray.errors import ConfigError
@@ -30,7 +30,7 @@ class _Lease:
     """One request's."""
 
     ends_at: float
-    num_pulled: int = 0  # consumers that have all they need
+    pulled_by: set[str] = field(default_factory=set)  # consumers that have all they need
 
 
 class Leases:
@@ -72,15 +72,16 @@ class Leases:
         self._open.move_to_end(request_id)
         return True
 
-    def pulled(self, request_id: str, num_consumers: int = 1) -> bool:
+    def pulled(self, request_id: str, consumer: str = "", num_consumers: int = 1) -> bool:
         """One of `num_consumers` ranks of the decode side has all it needs; whether that was the last one.
 
-        Then the blocks are let go: what a prefix cache wants of them becomes idle, the rest is free.
+        `consumer` names it: a rank may say so more than once, and is counted once. After the last, the blocks are let
+        go: what a prefix cache wants of them becomes idle, the rest is free.
         """
         if (lease := self._open.get(request_id)) is None:
             return False
-        lease.num_pulled += 1
-        if lease.num_pulled < num_consumers:
+        lease.pulled_by.add(consumer)
+        if len(lease.pulled_by) < num_consumers:
             return False
         self._end(request_id)
         self.counts.pulled += 1

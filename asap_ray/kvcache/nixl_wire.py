@@ -6,6 +6,7 @@ settings in it, of which only it knows some; so its own handshake is asked for f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ PLAIN_BACKEND: Final = "FLASH_ATTN"
 """Keys before values, nothing packed; a decode instance whose kernels want another order repacks what it has read."""
 
 _HEARTBEAT: Final = "HB:"
+_COUNT: Final = re.compile("[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ def read_notice(message: bytes) -> Notice | None:
     text = message.decode(errors="replace")
     if text.startswith(_HEARTBEAT):
         return Notice("heartbeat", tuple(text.removeprefix(_HEARTBEAT).split(",")))
-    request_id, colon, number = text.rpartition(":")
-    return Notice("pulled", (request_id,), int(number)) if colon and number.isdigit() and int(number) else None
+    request_id, _, number = text.rpartition(":")
+    return Notice("pulled", (request_id,), int(number)) if _COUNT.fullmatch(number) else None
 
 
 def meta_request(tp_rank: int = 0) -> bytes:
@@ -58,7 +60,7 @@ def asked_rank(message: bytes) -> int:
         verb, _, tp_rank = msgpack.unpackb(message)
     except (ValueError, TypeError, msgpack.UnpackException):
         raise ConfigError(f"{message[:80]!r} does not ask for a handshake") from None
-    if verb not in (GET_META, GET_META.decode()) or type(tp_rank) is not int:
+    if verb not in (GET_META, GET_META.decode()) or type(tp_rank) is not int or tp_rank < 0:
         raise ConfigError(f"{message[:80]!r} does not ask for a handshake")
     return tp_rank
 
@@ -79,12 +81,15 @@ def handshake(theirs: bytes, region: Region) -> bytes:
 
     Raises:
         Unavailable: its caches are not what ours are.
+        ConfigError: it is no handshake.
     """
-    payload = msgpack.unpackb(theirs)
-    fields = msgpack.unpackb(payload["agent_metadata_bytes"])
-    ours = _fields(region)
-    _check(fields, region)
-    return bytes(msgpack.packb(payload | {"agent_metadata_bytes": msgpack.packb(fields | ours)}))
+    try:
+        payload = msgpack.unpackb(theirs)
+        fields = msgpack.unpackb(payload["agent_metadata_bytes"])
+        _check(fields, region)
+        return bytes(msgpack.packb(payload | {"agent_metadata_bytes": msgpack.packb(fields | _fields(region))}))
+    except (LookupError, TypeError, ValueError, msgpack.UnpackException) as error:
+        raise ConfigError(f"the decode instance's handshake is not understood: {error!r}") from None
 
 
 def _fields(region: Region) -> dict[str, Any]:
@@ -109,9 +114,9 @@ def _fields(region: Region) -> dict[str, Any]:
 
 def _check(theirs: Mapping[str, Any], region: Region) -> None:
     spec = region.spec
-    if [kind.name for kind in spec.kinds] != ["key_value"]:
-        kinds = ", ".join(kind.name for kind in spec.kinds)
-        raise Unavailable(f"pages of {kinds}: vLLM keeps the rotary columns of latents in another order")
+    if len(spec.kinds) > 1:
+        kinds = " and ".join(kind.name for kind in spec.kinds)
+        raise Unavailable(f"pages of {kinds}: vLLM keeps indexer keys in FP8, with scales")
     if len(theirs["block_lens"]) != spec.num_layers:
         raise Unavailable(f"the decode instance has {len(theirs['block_lens'])} layers, we have {spec.num_layers}")
     if theirs["block_size"] % spec.block_size:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from asap_ray.kvcache.kinds import CacheKind
 from asap_ray.models.fields import Fields
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope
-from asap_ray.models.weights import Shard
+from asap_ray.models.weights import Shape, Shard
 from asap_ray.spec import ModelSpec
 
 
@@ -46,6 +47,9 @@ class Attention(Protocol):
 
     def layer(self, shard: Shard, config: ModelConfig, layer_idx: int) -> AttentionLayer:
         """Read one layer's share."""
+
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """What a checkpoint has of one layer: names, which begin with `name`, and shapes."""
 
 
 class Routing(Protocol):
@@ -80,6 +84,7 @@ class ModelConfig:
     vocab_size: int
     hidden: int
     num_layers: int  # decoder layers, dense ones included
+    num_guessing: int = 0  # layers behind them that guess further tokens; they are not read
     attention: Attention
     num_experts: int
     routing: Routing
@@ -126,7 +131,8 @@ def read_sizes(fields: Fields, directory: Path) -> dict[str, Any]:
     return {
         "vocab_size": fields.size("vocab_size"),
         "hidden": fields.size("hidden_size"),
-        "num_layers": fields.size("num_hidden_layers"),
+        "num_layers": fields.num_layers(),
+        "num_guessing": max(fields.count(key, 0) for key in ("num_nextn_predict_layers", "num_mtp_layers")),
         "fp8_block": fields.fp8_block(),
         "tie_word_embeddings": fields.flag("tie_word_embeddings"),
         "rms_norm_eps": fields.number("rms_norm_eps"),

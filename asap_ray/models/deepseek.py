@@ -19,7 +19,7 @@ def read(fields: Fields, directory: Path) -> ModelConfig:
 
 def read_sparse(fields: Fields, directory: Path) -> ModelConfig:
     """DeepSeek-V3.2; see `read_config`."""
-    fields.only("layer_types", ["indexed_attention"] * fields.size("num_hidden_layers"))
+    fields.only("layer_types", ["indexed_attention"] * fields.num_layers())
     attention = SparseLatent(
         latent=read_latent(fields),
         num_heads=fields.size("index_n_heads"),

@@ -24,7 +24,7 @@ from asap_ray.models.config import ModelConfig
 from asap_ray.models.mla import NORM_EPS, Latent, LatentAttention
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
-from asap_ray.models.weights import Shard
+from asap_ray.models.weights import Shape, Shard
 
 BLOCK: Final = 1 << 21
 """Numbers a block of queries may make: scores of the indexer's heads, and latents chosen; 8 MiB are still in cache."""
@@ -56,6 +56,15 @@ class SparseLatent:
     def layer(self, shard: Shard, config: ModelConfig, layer_idx: int) -> SparseLatentAttention:
         """See `Attention`."""
         return SparseLatentAttention(shard, self, config.hidden, layer_idx)
+
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """See `Attention`."""
+        yield from self.latent.tensors(name, hidden)
+        yield f"{name}.indexer.wq_b.weight", (self.num_heads * self.head_dim, self.latent.query_rank)
+        yield f"{name}.indexer.wk.weight", (self.head_dim, hidden)
+        yield f"{name}.indexer.weights_proj.weight", (self.num_heads, hidden)
+        yield f"{name}.indexer.k_norm.weight", (self.head_dim,)
+        yield f"{name}.indexer.k_norm.bias", (self.head_dim,)
 
 
 class Indexer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from asap_ray.models import deepseek, glm4_moe, mixtral, qwen3_moe
 from asap_ray.models.config import ModelConfig
@@ -36,8 +36,17 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         ConfigError: a key is missing, ill-typed, or would change the mathematics and is not supported.
     """
-    fields = Fields.read(directory / "config.json")
-    family = FAMILIES.get(fields.take("model_type"))
+    return _read(Fields.read(directory / "config.json"), directory)
+
+
+def understand(config: dict[str, Any], directory: Path) -> ModelConfig:
+    """The same of a configuration that is to be written into a directory."""
+    return _read(Fields(config, str(directory / "config.json")), directory)
+
+
+def _read(fields: Fields, directory: Path) -> ModelConfig:
+    model_type = fields.take("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         raise fields.wrong("model_type", f"one of the supported architectures, {', '.join(FAMILIES)}")
     fields.only("architectures", [family.architecture])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -20,8 +21,6 @@ HARMLESS: Final = frozenset(
         "ep_size",
         "initializer_range",
         "max_window_layers",
-        "num_mtp_layers",
-        "num_nextn_predict_layers",
         "output_router_logits",
         "pad_token_id",
         "pretraining_tp",
@@ -35,7 +34,7 @@ HARMLESS: Final = frozenset(
         "auto_map",
     }
 )
-"""Keys that do not change a prompt's logits: token ids, training, storage, layers that guess further tokens.
+"""Keys that do not change a prompt's logits: token ids, training, storage.
 
 `sliding_window` is a size only: families whose layers always use one take the key themselves.
 """
@@ -57,6 +56,10 @@ _YARN: Final = frozenset(
 )
 
 
+MAX_LAYERS: Final = 4096
+"""No published model has a tenth of it."""
+
+
 class Fields:
     """One JSON object; every error names the file, the key and its value."""
 
@@ -76,7 +79,9 @@ class Fields:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(f"{path} does not exist; a Hugging Face checkpoint directory has one") from None
-        except ValueError as error:
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{path} is not JSON: {error}") from None
         if not isinstance(content, dict):
             raise ConfigError(f"{path} must hold a JSON object, not {type(content).__name__}")
@@ -107,6 +112,13 @@ class Fields:
             raise self.wrong(key, "a whole number, at least 1")
         return value
 
+    def num_layers(self) -> int:
+        """Decoder layers; what is read for each of them must fit in memory before a weight does."""
+        num_layers = self.size("num_hidden_layers")
+        if num_layers > MAX_LAYERS:
+            raise self.wrong("num_hidden_layers", f"at most {MAX_LAYERS}")
+        return num_layers
+
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number from 0 up; required where there is no default."""
         return 0 if self.take(key) == 0 else self.size(key, default)
@@ -126,7 +138,7 @@ class Fields:
         return self._positive(key, value)
 
     def _positive(self, key: str, value: object) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise ConfigError(f"{self._where}: {key}={value!r} must be a positive number")
         return float(value)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ from asap_ray.models.fused import attend_in_panels, norm_and_rotate_
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
-from asap_ray.models.weights import Shard
+from asap_ray.models.weights import Shape, Shard
 
 PANEL_QUERIES: Final = 64
 """Queries of all heads that share a head of keys from which on laying out its keys and values pays."""
@@ -74,6 +75,20 @@ class GroupedQuery:
     def layer(self, shard: Shard, config: ModelConfig, layer_idx: int) -> GroupedQueryAttention:
         """See `Attention`."""
         return GroupedQueryAttention(shard, self, config, layer_idx)
+
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """See `Attention`."""
+        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        for letter, width in (("q", query), ("k", key_value), ("v", key_value)):
+            yield f"{name}.{letter}_proj.weight", (width, hidden)
+            if self.qkv_bias:
+                yield f"{name}.{letter}_proj.bias", (width,)
+        yield f"{name}.o_proj.weight", (hidden, query)
+        if self.out_bias:
+            yield f"{name}.o_proj.bias", (hidden,)
+        if self.qk_norm:
+            yield f"{name}.q_norm.weight", (self.head_dim,)
+            yield f"{name}.k_norm.weight", (self.head_dim,)
 
 
 class GroupedQueryAttention:

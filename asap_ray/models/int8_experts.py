@@ -24,35 +24,35 @@ class Int8Table:
     """One matrix of every layer and expert, [B, A] as in checkpoints, with a scale for each of its B outputs."""
 
     def __init__(self, num_layers: int, num_experts: int, shape: tuple[int, int]) -> None:
-        self._weight_LEBA = torch.empty(num_layers, num_experts, *shape, dtype=torch.int8)
-        self._scale_LEB = torch.empty(num_layers, num_experts, shape[0])
+        self.weight_LEBA = torch.empty(num_layers, num_experts, *shape, dtype=torch.int8)
+        self.scale_LEB = torch.empty(num_layers, num_experts, shape[0])
 
     def put(self, layer: int, expert: int, weight_BA: torch.Tensor) -> None:
         """Quantise one matrix."""
-        self._weight_LEBA[layer, expert], scale_B1 = quantise(weight_BA.float())
-        self._scale_LEB[layer, expert] = scale_B1[:, 0]
+        self.weight_LEBA[layer, expert], scale_B1 = quantise(weight_BA.float())
+        self.scale_LEB[layer, expert] = scale_B1[:, 0]
 
     def multiply(self, layer: int, expert: int, x_RA: torch.Tensor) -> torch.Tensor:
         """Rows times the transposed matrix, [R, B] in their type: exact in int32, then scaled."""
         quantised_RA, scale_R1 = quantise(x_RA)
-        product_RB = torch._int_mm(quantised_RA, self._weight_LEBA[layer, expert].T).float()
-        return product_RB.mul_(scale_R1).mul_(self._scale_LEB[layer, expert]).to(x_RA.dtype)
+        product_RB = torch._int_mm(quantised_RA, self.weight_LEBA[layer, expert].T).float()
+        return product_RB.mul_(scale_R1).mul_(self.scale_LEB[layer, expert]).to(x_RA.dtype)
 
 
 class Int8ExpertStage:
     """`MoEStage` of SwiGLU experts in a quarter of float32's memory; rows keep the type they come in."""
 
     def __init__(self, gate_up: Int8Table, down: Int8Table) -> None:
-        self._gate_up = gate_up
-        self._down = down
+        self.gate_up = gate_up
+        self.down = down
 
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
         """See `MoEStage`."""
         with torch.inference_mode():
             results_RH = torch.empty_like(rows_RH)
             for expert, own in rows_by_expert(num_rows_E):
-                mixed_RI = swiglu(self._gate_up.multiply(layer, expert, rows_RH[own]))
-                results_RH[own] = self._down.multiply(layer, expert, mixed_RI)
+                mixed_RI = swiglu(self.gate_up.multiply(layer, expert, rows_RH[own]))
+                results_RH[own] = self.down.multiply(layer, expert, mixed_RI)
             return results_RH
 
 

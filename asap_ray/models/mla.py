@@ -23,8 +23,8 @@ from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import attend
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
-from asap_ray.models.rope import Angles, Rope, rotate_
-from asap_ray.models.weights import Shard
+from asap_ray.models.rope import Angles, Rope, rotate_pairs_
+from asap_ray.models.weights import Shape, Shard
 
 NORM_EPS: Final = 1e-6
 """Of the norms of the two latents, whatever the model's other norms use."""
@@ -62,11 +62,19 @@ class Latent:
         """See `Attention`."""
         return LatentAttention(shard, self, config.hidden, layer_idx)
 
-
-def _halves(start: int, rope_dim: int) -> torch.Tensor:
-    """An order of rows: `start` as they are, then the rotated ones, stored in pairs (2f, 2f + 1), as (f, f + F)."""
-    pairs = start + torch.arange(rope_dim)
-    return torch.cat((torch.arange(start), pairs[::2], pairs[1::2]))
+    def tensors(self, name: str, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """See `Attention`."""
+        queries = self.num_heads * self.head_dim
+        if self.query_rank:
+            yield f"{name}.q_a_proj.weight", (self.query_rank, hidden)
+            yield f"{name}.q_a_layernorm.weight", (self.query_rank,)
+            yield f"{name}.q_b_proj.weight", (queries, self.query_rank)
+        else:
+            yield f"{name}.q_proj.weight", (queries, hidden)
+        yield f"{name}.kv_a_proj_with_mqa.weight", (self.kept_dim, hidden)
+        yield f"{name}.kv_a_layernorm.weight", (self.latent_rank,)
+        yield f"{name}.kv_b_proj.weight", (self.num_heads * (self.nope_dim + self.value_dim), self.latent_rank)
+        yield f"{name}.o_proj.weight", (hidden, self.num_heads * self.value_dim)
 
 
 class LatentAttention:
@@ -84,7 +92,6 @@ class LatentAttention:
         name, heads = f"model.layers.{layer_idx}.self_attn", shard.part(sizes.num_heads)
         part = shard.checkpoint.part
         down = part(f"{name}.kv_a_proj_with_mqa.weight", (sizes.kept_dim, hidden))
-        down = down[_halves(sizes.latent_rank, sizes.rope.dim)]
         if sizes.query_rank:
             query_down = part(f"{name}.q_a_proj.weight", (sizes.query_rank, hidden))
             down = torch.cat((query_down.to(down.dtype), down))
@@ -107,7 +114,6 @@ class LatentAttention:
         head_dim, rank = sizes.head_dim, sizes.query_rank or hidden
         rows = slice(heads.start * head_dim, heads.stop * head_dim)
         weight = shard.checkpoint.part(name, (sizes.num_heads * head_dim, rank), rows)
-        weight = weight.view(len(heads), head_dim, rank)[:, _halves(sizes.nope_dim, sizes.rope.dim)].flatten(0, 1)
         if sizes.rope.yarn:
             weight = weight.float() * sizes.rope.yarn.softmax_scale
         return Matrix(shard.own(weight.T))
@@ -145,8 +151,8 @@ class LatentAttention:
         query_SQ, kept_SW = rows_SA[:, : -sizes.kept_dim], rows_SA[:, -sizes.kept_dim :]
         query_SND = self._query_QX(query_SQ).view(len(rows_SA), len(self._up_NXC), sizes.head_dim)
         kept_S1W = kept_SW[:, None]
-        rotate_(query_SND[..., sizes.nope_dim :], angles)
-        rotate_(kept_S1W[..., sizes.latent_rank :], angles)
+        rotate_pairs_(query_SND[..., sizes.nope_dim :], angles)
+        rotate_pairs_(kept_S1W[..., sizes.latent_rank :], angles)
         return query_SND, kept_S1W
 
     def combine(self, mixed_SNV: torch.Tensor) -> torch.Tensor:

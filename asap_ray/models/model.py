@@ -13,6 +13,7 @@ from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import load_expert_weights, load_experts
 from asap_ray.models.families import read_config
 from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
+from asap_ray.models.tensors import check_names
 from asap_ray.models.undivided import Undivided
 from asap_ray.models.weights import Checkpoint, Shard
 from asap_ray.protocol import Collective, MoEStage
@@ -68,10 +69,12 @@ def load_model(directory: str | Path) -> Model:
     """Read the configuration of a checkpoint, and fingerprint it; no weights yet.
 
     Raises:
-        ConfigError: not a checkpoint of a supported family, or one with a setting that is not supported.
+        ConfigError: not a checkpoint of a supported family, or one with a setting that is not supported; a tensor is
+            missing, or is there and not understood.
     """
     path = Path(directory)
     config = read_config(path)
     with Checkpoint(path) as checkpoint:
+        check_names(checkpoint.names, config, path)
         digest = hashlib.sha256(f"{config}{checkpoint.fingerprint()}".encode())
     return Model(path, config, digest.hexdigest())

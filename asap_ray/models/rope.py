@@ -82,3 +82,11 @@ def rotate_(heads_SND: torch.Tensor, angles_SF: Angles) -> None:
     turned_SNF = first_SNF * cos_S1F - second_SNF * sin_S1F
     second_SNF.copy_(second_SNF * cos_S1F + first_SNF * sin_S1F)
     first_SNF.copy_(turned_SNF)
+
+
+def rotate_pairs_(heads_SND: torch.Tensor, angles_SF: Angles) -> None:
+    """Turn all 2F dimensions of each head in place, in float32 between; pairs are (2f, 2f + 1): complex numbers."""
+    wide_SND = heads_SND.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    turned_SNF = torch.view_as_complex(wide_SND.view(*heads_SND.shape[:-1], -1, 2))
+    turned_SNF *= torch.complex(*angles_SF)[:, None]
+    heads_SND.copy_(wide_SND)

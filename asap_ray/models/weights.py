@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,11 @@ SAMPLE_BYTES: Final = 65536
 
 STORED_DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16)
 FP8: Final = torch.float8_e4m3fn
+SCALE: Final = "_scale_inv"
+"""Ends the name of the scales of a matrix in FP8."""
 ALL: Final = slice(None)
+
+Shape = tuple[int, ...]
 
 
 class Checkpoint:
@@ -40,6 +45,11 @@ class Checkpoint:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._file_of.keys()
 
     def close(self) -> None:
         """Let go of every file; one that is needed again is mapped again."""
@@ -69,7 +79,7 @@ class Checkpoint:
         if mapped.dtype is not FP8 or self._fp8_block is None:
             return mapped
         num_blocks = tuple(-(-num // size) for num, size in zip(shape, self._fp8_block, strict=True))
-        scale = self._view(f"{name}_scale_inv", num_blocks, STORED_DTYPES).float()
+        scale = self._view(f"{name}{SCALE}", num_blocks, STORED_DTYPES).float()
         for dim, (part, num, size) in enumerate(zip((rows, columns), shape, self._fp8_block, strict=True)):
             scale = scale.index_select(dim, torch.arange(*part.indices(num)) // size)
         return mapped.float().mul_(scale)
@@ -112,7 +122,7 @@ class Checkpoint:
                 self._open[file] = safe_open(path, framework="pt")
             except FileNotFoundError:
                 raise ConfigError(f"{path} is missing") from None
-            except SafetensorError as error:
+            except (OSError, SafetensorError) as error:
                 raise ConfigError(f"{path} is not a whole safetensors file: {error}") from None
         return self._open[file]
 
@@ -125,12 +135,13 @@ class Checkpoint:
         path = self._directory / INDEX_FILE
         try:
             file_of = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} is not a safetensors index: {error!r}") from None
         if not isinstance(file_of, dict):
             raise ConfigError(f"{path}: weight_map must be an object")
         for name, file in file_of.items():
-            if not isinstance(file, str) or file != Path(file).name or not file.endswith(".safetensors"):
+            is_plain = isinstance(file, str) and file == Path(file).name and file.isprintable()
+            if not is_plain or not file.endswith(".safetensors"):
                 raise ConfigError(f"{path}: {name!r} lies in {file!r}, not a safetensors file of this directory")
         return file_of
 

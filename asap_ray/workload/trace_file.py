@@ -6,7 +6,8 @@ import dataclasses
 import gzip
 import importlib.resources
 import json
-import math
+import re
+import sys
 import zlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.workload.trace import TraceRequest
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
+_INTEGER: Final = re.compile("[0-9]{1,18}")
 AZURE_FIELDS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
@@ -77,7 +79,7 @@ class _Row:
 
     def number(self, name: str) -> float:
         value = self.get(name)
-        if type(value) not in (int, float) or not 0 <= value < math.inf:
+        if type(value) not in (int, float) or not 0 <= value <= sys.float_info.max:
             raise self.wrong(name, "a number of at least 0")
         return float(value)
 
@@ -101,7 +103,7 @@ class _Row:
 def _json_row(where: str, line: str) -> _Row:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON ({error}): {line[:80]!r}") from None
     if not isinstance(fields, dict):
         raise ConfigError(f"{where}: a JSON object is expected, not {line[:80]!r}")
@@ -121,7 +123,7 @@ def _azure(path: Path, lines: list[tuple[int, str]]) -> list[TraceRequest]:
     names = lines[0][1].split(",")
     requests = []
     for number, line in lines[1:]:
-        cells = [int(cell) if cell.isdecimal() else cell for cell in line.split(",")]
+        cells = [int(cell) if _INTEGER.fullmatch(cell) else cell for cell in line.split(",")]
         row = _Row(f"{path}:{number}", dict(zip(names, cells, strict=False)))
         requests.append(
             TraceRequest(

@@ -12,7 +12,8 @@ from equal_cores.devices import Attention, Fleet, Lockstep, MoE, Place
 from equal_cores.feed import AsyncFeed, Feed, SyncFeed
 
 from asap_ray.config import ServeConfig
-from asap_ray.models.random_checkpoint import Sizes, demo
+from asap_ray.models.random_checkpoint import demo
+from asap_ray.models.random_config import Sizes
 from asap_ray.scheduler.baselines import LockstepScheduler, Strong, chunked, chunked_per_group, default, strong
 from asap_ray.scheduler.dual_batch import DualBatchScheduler
 from asap_ray.scheduler.policies import policy_of

@@ -11,6 +11,7 @@
 #include "asap/attention_comm.hpp"
 #include "asap/moe_comm.hpp"
 #include "ascend.hpp"
+#include "mirrors.hpp"
 #include "stages.hpp"
 
 namespace asap {
@@ -104,11 +105,17 @@ void bind_buffers(py::module_& m) {
   py::class_<SharedBuffer, BufferPtr>(m, "SharedBuffer", py::buffer_protocol())
       .def_static("create", &SharedBuffer::create, py::arg("name"), py::arg("num_bytes"),
                   py::call_guard<py::gil_scoped_release>())
+      .def_static("create_sparse", &SharedBuffer::create_sparse, py::arg("name"),
+                  py::arg("num_bytes"), py::call_guard<py::gil_scoped_release>())
       .def_static("open", &SharedBuffer::open, py::arg("pid"), py::arg("fd"), py::arg("num_bytes"),
                   py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("pid", &SharedBuffer::pid)
       .def_property_readonly("fd", &SharedBuffer::fd)
       .def_property_readonly("num_bytes", &SharedBuffer::num_bytes)
+      .def_property_readonly("address",
+                             [](const SharedBuffer& buffer) {
+                               return reinterpret_cast<std::uintptr_t>(buffer.bytes());
+                             })
       .def_buffer([](SharedBuffer& buffer) {
         return py::buffer_info(reinterpret_cast<std::uint8_t*>(buffer.bytes()), buffer.num_bytes());
       });
@@ -178,6 +185,7 @@ PYBIND11_MODULE(_native, m) {
   asap::bind_buffers(m);
   asap::bind_attention(m);
   asap::bind_moe(m);
+  asap::bind_mirrors(m);
   asap::bind_stages(m);
   asap::bind_ascend(m);
 }

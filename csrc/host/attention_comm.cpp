@@ -33,33 +33,21 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
       moe_buffers_(std::move(moe_buffers)),
       backpressure_s_(moe_buffers_.size()) {
   check_layout(layout_);
-  ASAP_CHECK(layout_.row_bytes == layout_.hidden * element_bytes(row_type),
-             "row_bytes=", layout_.row_bytes, " does not fit hidden=", layout_.hidden,
-             " of this row type");
-  ASAP_CHECK(id.dp_group >= 0 && id.dp_group < layout_.dp_groups, "dp_group=", id.dp_group,
-             " is not in 0..", layout_.dp_groups - 1);
-  ASAP_CHECK(id.tp_rank >= 0 && id.tp_rank < layout_.tp, "tp_rank=", id.tp_rank, " is not in 0..",
-             layout_.tp - 1);
-  ASAP_CHECK(buffer_->num_bytes() >= layout_.attention_bytes, "the buffer has ",
-             buffer_->num_bytes(), " bytes, the layout needs ", layout_.attention_bytes);
-  ASAP_CHECK(std::ssize(moe_buffers_) == layout_.moe_devices, moe_buffers_.size(),
-             " moe_buffers for ", layout_.moe_devices, " MoE devices");
+  check_row_bytes(layout_, element_bytes(row_type));
+  check_rank(layout_, id);
+  check_bytes("the buffer", buffer_->num_bytes(), layout_.attention_bytes);
+  check_count("moe_buffers", std::ssize(moe_buffers_), "MoE devices", layout_.moe_devices);
   for (const auto& moe : moe_buffers_) {
-    check_moe_buffer(*moe);
+    check_bytes("a MoE buffer", moe->num_bytes(), layout_.moe_bytes);
     moe_.emplace_back(layout_, moe->bytes());
   }
   for (std::int64_t slot = 0; slot < kNumSlots; ++slot) {
-    slots_.push_back({.routing = Routing(layout_, combine), .unsent = {}, .owing = {}});
+    slots_.emplace_back(Routing(layout_, combine));
   }
 }
 
-void AttentionComm::check_moe_buffer(const SharedBuffer& buffer) const {
-  ASAP_CHECK(buffer.num_bytes() >= layout_.moe_bytes, "a MoE buffer has ", buffer.num_bytes(),
-             " bytes, the layout needs ", layout_.moe_bytes);
-}
-
 AttentionComm::Slot& AttentionComm::slot_at(std::int64_t slot) {
-  ASAP_CHECK(slot >= 0 && slot < kNumSlots, "slot=", slot, " is not 0 or 1");
+  check_slot(slot);
   return slots_[static_cast<std::size_t>(slot)];
 }
 
@@ -76,32 +64,14 @@ std::int64_t AttentionComm::num_tokens(std::int64_t slot) const {
 }
 
 std::string AttentionComm::who(std::int64_t slot) const {
-  return text("group ", id_.dp_group, " rank ", id_.tp_rank, " slot ", slot, " layer ",
-              slot_at(slot).layer);
-}
-
-void AttentionComm::check_room(std::int64_t slot, std::int64_t num_tokens) const {
-  const Slot& mine = slot_at(slot);
-  const Slot& other = slot_at(1 - slot);
-  const std::int64_t room = slot == 0 ? kNumSlots * layout_.slot_rows : layout_.slot_rows;
-  if (num_tokens > room) {
-    throw Overflow(text("group ", id_.dp_group, " rank ", id_.tp_rank, " slot ", slot, ": ",
-                        num_tokens, " rows, room for ", room,
-                        "; lower max_tokens or split the batch"));
-  }
-  ASAP_CHECK(!mine.in_flight, who(slot), " still waits for its results; call combine_recv first");
-  // So a solo message never meets rows of the other slot: whoever has replied has read them.
-  ASAP_CHECK(!other.in_flight || (num_tokens <= layout_.slot_rows && !other.solo), who(1 - slot),
-             " is in flight; a solo batch of more than ", layout_.slot_rows,
-             " rows uses both slots");
+  return asap::who(id_, slot, slot_at(slot));
 }
 
 void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, const Rows& hidden,
                                         const Choices& choices, double timeout_s) {
   if (aborted_.load(std::memory_order_relaxed)) throw Closed(kClosedText);
-  check_room(slot, choices.num_tokens);
-  ASAP_CHECK(layer >= 0 && layer < layout_.num_layers, "layer=", layer, " is not in 0..",
-             layout_.num_layers - 1);
+  check_slot(slot);
+  check_message(layout_, id_, {slot, layer, choices.num_tokens}, slot_at(slot), slot_at(1 - slot));
   begin_message(slot, layer, choices);
   Deadline deadline(timeout_s);
   while (!send_where_room({slot, hidden})) await_room(slot, deadline);

@@ -16,9 +16,8 @@ bool contains(const std::vector<std::int64_t>& devices, std::int64_t moe_device)
 }  // namespace
 
 void AttentionComm::replace_device(std::int64_t moe_device, std::shared_ptr<SharedBuffer> buffer) {
-  ASAP_CHECK(moe_device >= 0 && moe_device < layout_.moe_devices, "moe_device=", moe_device,
-             " is not in 0..", layout_.moe_devices - 1);
-  check_moe_buffer(*buffer);
+  check_moe_device(layout_, moe_device);
+  check_bytes("a MoE buffer", buffer->num_bytes(), layout_.moe_bytes);
   const auto e = static_cast<std::size_t>(moe_device);
   const MoEView next(layout_, buffer->bytes());
   {

@@ -42,19 +42,13 @@ MoEComm::MoEComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
       combine_(combine),
       view_(layout_, buffer_->bytes()) {
   check_layout(layout_);
-  ASAP_CHECK(layout_.row_bytes == layout_.hidden * element_bytes(types.travel),
-             "row_bytes=", layout_.row_bytes, " does not fit hidden=", layout_.hidden,
-             " of this row type");
+  check_row_bytes(layout_, element_bytes(types.travel));
   ASAP_CHECK(types.compute == RowType::float32 || types.compute == types.travel,
              "compute_type must be float32 or the row type");
-  ASAP_CHECK(moe_device >= 0 && moe_device < layout_.moe_devices, "moe_device=", moe_device,
-             " is not in 0..", layout_.moe_devices - 1);
-  ASAP_CHECK(buffer_->num_bytes() >= layout_.moe_bytes, "the buffer has ", buffer_->num_bytes(),
-             " bytes, the layout needs ", layout_.moe_bytes);
-  ASAP_CHECK(std::ssize(epochs) == layout_.dp_groups, epochs.size(), " epochs for ",
-             layout_.dp_groups, " groups");
-  ASAP_CHECK(std::ssize(attention_buffers) == layout_.dp_groups, attention_buffers.size(),
-             " groups of attention_buffers for ", layout_.dp_groups, " groups");
+  check_moe_device(layout_, moe_device);
+  check_bytes("the buffer", buffer_->num_bytes(), layout_.moe_bytes);
+  check_count("epochs", std::ssize(epochs), "groups", layout_.dp_groups);
+  check_count("attention_buffers", std::ssize(attention_buffers), "groups", layout_.dp_groups);
   for (std::size_t i = 0; i < epochs.size(); ++i) {
     groups_.push_back(group_of(attention_buffers[i], epochs[i]));
   }
@@ -66,12 +60,10 @@ std::int64_t MoEComm::num_local_experts() const {
 
 std::shared_ptr<const MoEComm::Group> MoEComm::group_of(const Buffers& buffers,
                                                         std::uint64_t epoch) const {
-  ASAP_CHECK(std::ssize(buffers) == layout_.tp, buffers.size(), " attention_buffers in a group of ",
-             layout_.tp, " ranks");
+  check_count("attention_buffers", std::ssize(buffers), "ranks of a group", layout_.tp);
   Group group{epoch, buffers, {}};
   for (const auto& rank : buffers) {
-    ASAP_CHECK(rank->num_bytes() >= layout_.attention_bytes, "an attention buffer has ",
-               rank->num_bytes(), " bytes, the layout needs ", layout_.attention_bytes);
+    check_bytes("an attention buffer", rank->num_bytes(), layout_.attention_bytes);
     group.ranks.emplace_back(layout_, rank->bytes());
   }
   return std::make_shared<const Group>(std::move(group));
@@ -83,8 +75,7 @@ std::shared_ptr<const MoEComm::Group> MoEComm::group_at(std::int64_t dp_group) c
 }
 
 void MoEComm::replace_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch) {
-  ASAP_CHECK(dp_group >= 0 && dp_group < layout_.dp_groups, "dp_group=", dp_group, " is not in 0..",
-             layout_.dp_groups - 1);
+  check_dp_group(layout_, dp_group);
   std::shared_ptr<const Group> group = group_of(buffers, epoch);
   {
     const std::lock_guard lock(groups_mutex_);

@@ -30,6 +30,7 @@ class Fd {
   ~Fd() {
     if (fd_ >= 0) close(fd_);
   }
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
   Fd(const Fd&) = delete;
   Fd& operator=(const Fd&) = delete;
 
@@ -48,6 +49,23 @@ void touch_pages(std::byte* bytes, std::int64_t num_bytes) {
   }
 }
 
+// A sealed memfd of this size.
+Fd memory_of(const std::string& name, std::int64_t num_bytes) {
+  ASAP_CHECK(num_bytes > 0, "buffer ", name, ": num_bytes=", num_bytes, " must be positive");
+  const std::string full_name = "asap-" + name;
+  Fd fd(memfd_create(full_name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING),
+        "cannot create buffer " + full_name);
+  if (fchmod(fd.get(), 0600) != 0) fail("cannot protect buffer " + full_name);
+  if (ftruncate(fd.get(), num_bytes) != 0) {
+    fail(text("cannot give buffer ", full_name, " ", num_bytes, " bytes"));
+  }
+  // A peer that shrank it would kill every other with SIGBUS.
+  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    fail("cannot seal buffer " + full_name);
+  }
+  return fd;
+}
+
 std::string link_target(const std::string& path) {
   char target[256];
   const ssize_t length = readlink(path.c_str(), target, sizeof target);
@@ -64,9 +82,14 @@ Mapping::Mapping(int fd, std::int64_t num_bytes) {
   if (address == MAP_FAILED) fail(text("cannot map ", num_bytes, " bytes"));
   bytes_ = static_cast<std::byte*>(address);
   num_bytes_ = num_bytes;
+}
+
+Mapping Mapping::present(int fd, std::int64_t num_bytes) {
+  Mapping mapping(fd, num_bytes);
   // Best effort: without huge pages everything works, more slowly.
-  madvise(address, static_cast<std::size_t>(num_bytes), MADV_HUGEPAGE);
-  touch_pages(bytes_, num_bytes);
+  madvise(mapping.bytes_, static_cast<std::size_t>(num_bytes), MADV_HUGEPAGE);
+  touch_pages(mapping.bytes_, num_bytes);
+  return mapping;
 }
 
 Mapping::~Mapping() {
@@ -85,19 +108,18 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 std::shared_ptr<SharedBuffer> SharedBuffer::create(const std::string& name,
                                                    std::int64_t num_bytes) {
-  ASAP_CHECK(num_bytes > 0, "buffer ", name, ": num_bytes=", num_bytes, " must be positive");
-  const std::string full_name = "asap-" + name;
-  Fd fd(memfd_create(full_name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING),
-        "cannot create buffer " + full_name);
-  if (fchmod(fd.get(), 0600) != 0) fail("cannot protect buffer " + full_name);
-  if (ftruncate(fd.get(), num_bytes) != 0) {
-    fail(text("cannot give buffer ", full_name, " ", num_bytes, " bytes"));
-  }
-  // A peer that shrank it would kill every other with SIGBUS.
-  if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    fail("cannot seal buffer " + full_name);
-  }
-  std::shared_ptr<SharedBuffer> buffer(new SharedBuffer(fd.get(), num_bytes));
+  Fd fd = memory_of(name, num_bytes);
+  std::shared_ptr<SharedBuffer> buffer(
+      new SharedBuffer(fd.get(), Mapping::shared(fd.get(), num_bytes)));
+  fd.release();
+  return buffer;
+}
+
+std::shared_ptr<SharedBuffer> SharedBuffer::create_sparse(const std::string& name,
+                                                          std::int64_t num_bytes) {
+  Fd fd = memory_of(name, num_bytes);
+  std::shared_ptr<SharedBuffer> buffer(
+      new SharedBuffer(fd.get(), Mapping::sparse(fd.get(), num_bytes)));
   fd.release();
   return buffer;
 }
@@ -112,13 +134,14 @@ std::shared_ptr<SharedBuffer> SharedBuffer::open(pid_t pid, int fd, std::int64_t
   if (fstat(opened.get(), &status) != 0) fail("cannot stat " + path);
   ASAP_CHECK(status.st_size == num_bytes, path, " has ", status.st_size, " bytes, expected ",
              num_bytes, "; do both sides have the same configuration?");
-  std::shared_ptr<SharedBuffer> buffer(new SharedBuffer(opened.get(), num_bytes));
+  std::shared_ptr<SharedBuffer> buffer(
+      new SharedBuffer(opened.get(), Mapping::shared(opened.get(), num_bytes)));
   opened.release();
   return buffer;
 }
 
-SharedBuffer::SharedBuffer(int fd, std::int64_t num_bytes)
-    : pid_(getpid()), fd_(fd), mapping_(Mapping::shared(fd, num_bytes)) {}
+SharedBuffer::SharedBuffer(int fd, Mapping mapping)
+    : pid_(getpid()), fd_(fd), mapping_(std::move(mapping)) {}
 
 SharedBuffer::~SharedBuffer() { close(fd_); }
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from asap_ray.actors.app import Frontend, build_app
+from asap_ray.actors.app import build_app
 from asap_ray.actors.endpoints import Endpoint, app_endpoint
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.telemetry import frontend
@@ -85,15 +85,3 @@ def test_the_application_says_what_it_serves_and_how_busy_it_is(run: Run, app_na
     assert (model.name, model.vocab_size, model.max_model_len) == ("tiny", 512, 256)
     assert sorted(look.duty) == ["attention:0", "moe:0"]
     assert look.has(frontend.RUNNING)
-
-
-def test_two_replicas_of_one_application_are_refused(make_config: Callable[..., ServeConfig]) -> None:
-    """They would share one set of devices; both schedulers would think it theirs."""
-    two: Any = Frontend
-    once = two.options(num_replicas=2, max_constructor_retry_count=1)
-    with pytest.raises(RuntimeError, match="Deploying application twice failed"):
-        serve.run(once.bind(config_to(make_config("twice", 1, 1, 1))), name="twice", route_prefix=None)
-    why = serve.status().applications["twice"].deployments["Frontend"].message
-    serve.delete("twice")
-
-    assert "num_replicas=2 must be 1: more instances are more applications" in why

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -16,10 +15,14 @@ import pytest
 from asap_ray.actors import losses
 from asap_ray.actors.losses import end_processes, process_ended
 from asap_ray.actors.recovery import Recovery, Refused, Registered
+from asap_ray.backends.node import node_name
 from asap_ray.errors import DeviceLost, Unavailable
 from asap_ray.messages import Registration, Registrations, encode
 
 PATIENCE_S = 20.0
+TURNS = 20
+"""Of the event loop, by when an end is known to whoever watches for it."""
+
 CHILD = "import os, sys; print(os.memfd_create('asap-moe-0'), flush=True); sys.stdin.read()"
 
 
@@ -35,7 +38,7 @@ def device() -> Iterator[tuple[subprocess.Popen[str], Registration]]:
     """A process with a buffer, as far as its owner can see."""
     with subprocess.Popen([sys.executable, "-c", CHILD], stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout
-        yield child, registration(child.pid, int(child.stdout.readline()), node=socket.gethostname())
+        yield child, registration(child.pid, int(child.stdout.readline()), node=node_name())
         child.kill()
 
 
@@ -81,6 +84,7 @@ class Fakes:
         self.ends: dict[str, asyncio.Future[str]] = {}
         self.refusals: list[dict[str, str]] = []
         self.joins: list[set[str]] = []
+        self.goes_with: dict[str, str] = {}
         self.starts_again = True
 
     def end(self, name: str, reason: str) -> None:
@@ -91,6 +95,10 @@ class Fakes:
     async def call(self, name: str, method: str, _: float | None) -> Any:
         """See `Actors`."""
         if method == "register":
+            if other := self.goes_with.pop(name, None):
+                self.end(other, f"gone with {name}")
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
             return encode(Registrations((registration(0, 0, self.epochs[name]),)))
         self.ends[name] = asyncio.get_running_loop().create_future()
         return await self.ends[name]
@@ -157,6 +165,19 @@ def test_who_is_lost_meanwhile_is_brought_back_too() -> None:
     changes, fakes = asyncio.run(scenario())
     assert changes == [("a", "gone"), ("b", "gone too"), ("a", ""), ("b", "")]
     assert (fakes.joins, fakes.registered["a"][0].epoch) == ([{"a"}, {"a", "b"}], 2)
+
+
+def test_devices_of_a_lost_node_are_joined_together() -> None:
+    """Device b is heard of while a's successor starts: a is not joined to a b that is dead, on another host perhaps."""
+
+    async def scenario() -> tuple[list[tuple[str, str]], Fakes]:
+        fakes = Fakes("a", "b")
+        fakes.goes_with["a"] = "b"
+        return await take(watched(fakes), 4), fakes
+
+    changes, fakes = asyncio.run(scenario())
+    assert changes == [("a", "gone"), ("b", "gone with a"), ("a", ""), ("b", "")]
+    assert (fakes.joins, fakes.epochs) == ([{"a", "b"}], {"a": 2, "b": 2})
 
 
 def test_a_device_that_is_lost_again_and_again_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ class Devices:
         numbers = len(tokens.hidden_SH), layer, sequence, self.combine
         twin.launch("asap_plan", self.rank(i, j, 1), self.fields, plan, *choices, self.status(), *numbers)
         memory = self.fields, plan, hidden_SH, self.moe_table, self.abort, self.status()
-        numbers = i, j, slot, EPOCH, self.combine, self.timeout, (1 << 31) - 1
+        numbers = i, j, slot, EPOCH, self.combine, self.timeout, (1 << 31) - 1, 0
         twin.launch("asap_dispatch_send", self.rank(i, j), *memory, *numbers)
 
     def receive(self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[Any]:

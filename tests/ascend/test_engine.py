@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asap_ray import _native
@@ -18,7 +19,7 @@ from asap_ray.backends.ports import Ports
 from asap_ray.batch import Batch, Request, Token
 from asap_ray.config import ServeConfig
 from asap_ray.models.model import load_model
-from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec
+from asap_ray.spec import Combine, ExpertType, Instance, ModelSpec, ParallelSpec, PrefillSpec
 from tests.ascend.twin import fake_runtime, kernels_folder
 from tests.csrc.kinds import ascend_kind
 from tests.engine.toys import HIDDEN, Toy, ToyInstance, collectives, expected, random_batch
@@ -46,17 +47,18 @@ def test_answers_equal_the_undivided_model(dp_groups: int, tp: int, moe_devices:
 
 
 class Running:
-    """One group of T ranks and E devices of a checkpoint, each in a thread, on the ports of one kind."""
+    """One group of T ranks and E devices of a checkpoint, each in a thread, on the ports of one kind; some are dead."""
 
-    def __init__(self, config: ServeConfig, ports: Callable[[], Ports]) -> None:
-        model = load_model(config.model)
+    def __init__(self, config: ServeConfig, ports: Callable[[], Ports], dead: tuple[int, ...] = ()) -> None:
+        self._config, self._ports = config, ports
+        self._model = model = load_model(config.model)
         members = collectives(config.parallel.tp)
         self.ranks = [HostAttention(config, model, 0, each, EPOCH, ports()) for each in members]
         self.devices = [HostMoE(config, model, e, ports()) for e in range(config.parallel.moe_devices)]
         self._tokens: list[Token] = []
         self._answered = threading.Event()
         self._door = Door(self.ranks[0].runtime, config.prefill, self._deliver)
-        rank_places = [rank.registration({}) for rank in self.ranks]
+        self._rank_places = rank_places = [rank.registration({}) for rank in self.ranks]
         device_places = [device.registration({}) for device in self.devices]
         for rank in self.ranks:
             rank.connect(device_places)
@@ -64,15 +66,29 @@ class Running:
             device.connect(rank_places)
         doors: list[Any] = [FollowedDoor(c, self._door if c.rank == 0 else None) for c in members]
         loops = [lambda r=r, d=d: r.serve(d) for r, d in zip(self.ranks, doors, strict=True)]
-        loops += [device.serve for device in self.devices]
+        loops += [device.serve for e, device in enumerate(self.devices) if e not in dead]
         self._failures: list[BaseException] = []
-        self._threads = [threading.Thread(target=self._run, args=(loop,)) for loop in loops]
-        for thread in self._threads:
-            thread.start()
+        self._dead: list[HostMoE] = []  # what was killed closes nothing: its peers' mappings stay
+        self._threads: list[threading.Thread] = []
+        for loop in loops:
+            self._start(loop)
 
-    def first_tokens(self, batch: Batch) -> list[Token]:
-        """Of every request."""
+    def put(self, batch: Batch) -> None:
+        """At the group's door."""
         self._door.put(batch)
+
+    def replace_device(self, e: int) -> None:
+        """With another, of which every rank hears."""
+        successor = HostMoE(self._config, self._model, e, self._ports())
+        successor.connect(self._rank_places)
+        for rank in self.ranks:
+            rank.replace_device(successor.registration({}))
+        self._dead.append(self.devices[e])
+        self.devices[e] = successor
+        self._start(successor.serve)
+
+    def first_tokens(self) -> list[Token]:
+        """Of every request of the batch that was put."""
         answered = self._answered.wait(60)
         for each in (*self.ranks, *self.devices):
             each.runtime.close()
@@ -80,6 +96,10 @@ class Running:
             thread.join()
         assert (answered, self._failures) == (True, [])
         return self._tokens
+
+    def _start(self, loop: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=self._run, args=(loop,)))
+        self._threads[-1].start()
 
     def _run(self, loop: Callable[[], None]) -> None:
         try:
@@ -93,23 +113,60 @@ class Running:
         self._answered.set()
 
 
-def test_a_checkpoint_answers_as_on_the_host(tiny_model: Path) -> None:
-    """T=2, three devices, experts in the super kernel: the same tokens, and their probabilities."""
-    config = ServeConfig(
-        model=str(tiny_model),
+def ascend() -> Ports:
+    """A die over the fake runtime."""
+    return AscendPorts(_native.ascend.Die(str(fake_runtime()), str(kernels_folder()), 0))
+
+
+def config_of(model: Path, **keys: Any) -> ServeConfig:
+    """T=2, three devices."""
+    return ServeConfig(
+        model=str(model),
         parallel=ParallelSpec(dp_groups=1, tp=2, moe_devices=3),
         prefill=PrefillSpec(max_tokens=32, solo_tokens=16, inflection_tokens=4, deadline_s=60.0),
+        **keys,
     )
-    prompts = [bytes(bytearray(b"\x05\0\0\0\x07\0\0\0\x09\0\0\0")), bytes(bytearray(b"\x15\0\0\0\x03\0\0\0"))]
-    requests = [
-        Request(request_id=str(n), num_tokens=len(p) // 4, arrival_s=0.0, token_ids=p) for n, p in enumerate(prompts)
-    ]
-    batch = Batch(tuple(requests))
 
-    def ascend() -> Ports:
-        return AscendPorts(_native.ascend.Die(str(fake_runtime()), str(kernels_folder()), 0))
 
-    ours, theirs = (Running(config, ports).first_tokens(batch) for ports in (ascend, HostPorts))
+def two_prompts() -> Batch:
+    """Of three tokens and of two."""
+    prompts = [(5, 7, 9), (21, 3)]
+    return Batch(
+        tuple(
+            Request(request_id=str(n), num_tokens=len(p), arrival_s=0.0, token_ids=np.int32(p).tobytes())
+            for n, p in enumerate(prompts)
+        )
+    )
 
-    assert [token.token_id for token in ours] == [token.token_id for token in theirs]
-    assert [t.logprob for t in ours] == pytest.approx([t.logprob for t in theirs], abs=1e-4)
+
+def answers_of(running: Running) -> tuple[list[int], list[float | None]]:
+    """The first tokens and their probabilities."""
+    tokens = running.first_tokens()
+    return [token.token_id for token in tokens], [token.logprob for token in tokens]
+
+
+@pytest.mark.parametrize("expert_type", ExpertType)
+def test_a_checkpoint_answers_as_on_the_host(tiny_model: Path, expert_type: ExpertType) -> None:
+    """Experts in the super kernel, in float and in W8A8: the same tokens, and their probabilities."""
+    config = config_of(tiny_model, expert_type=expert_type)
+    answers = []
+    for ports in (ascend, HostPorts):
+        running = Running(config, ports)
+        running.put(two_prompts())
+        answers.append(answers_of(running))
+
+    (ours, our_logprobs), (theirs, their_logprobs) = answers
+    assert ours == theirs
+    assert our_logprobs == pytest.approx(their_logprobs, abs=1e-4)
+
+
+def test_a_dead_device_is_replaced_under_way(tiny_model: Path) -> None:
+    """Its successor computes what it never did, in W8A8: the answers are those of an instance that lost nobody."""
+    config = config_of(tiny_model, expert_type=ExpertType.INT8)
+    whole, maimed = Running(config, ascend), Running(config, ascend, dead=(1,))
+    for running in (whole, maimed):
+        running.put(two_prompts())
+
+    maimed.replace_device(1)
+
+    assert answers_of(maimed) == answers_of(whole)

@@ -45,8 +45,9 @@ def launch(devices: Devices, kernel: str, item: NDArray[np.uint8], table: NDArra
     workspace = twin.zeros(BLOCKS * max(num_bytes, twin.size("super_kernel_bytes", WIDTH)))
     rows_RH, _ = rows_of(devices, item)
     results_RH = twin.copy(bits_of(np.zeros_like(rows_RH), devices.row_type))
+    system = twin.zeros(twin.size("system_bytes"))
     tiling = twin.copy(np.zeros(64, dtype=np.int32))
-    memory = devices.fields, item, results_RH, table, workspace, tiling, tiling, devices.status()
+    memory = devices.fields, item, results_RH, table, workspace, system, tiling, tiling, devices.status()
     row_type = {"float32": 0, "bfloat16": 1, "float16": 2}[devices.row_type.value]
     twin.launch(kernel, Place(0, num_blocks=BLOCKS), *memory, 0, WIDTH, row_type)
     devices.run()

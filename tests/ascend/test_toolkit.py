@@ -71,6 +71,7 @@ def test_the_host_knows_the_kernels_private_memory(twin: Twin, tp: int) -> None:
 
     sizes = {name: twin.size(name, fields) for name in ("plan_bytes", "item_bytes", "item_rows")}
     sizes["workspace_bytes"] = twin.size("super_kernel_bytes", 12)
+    sizes["int8_workspace_bytes"] = twin.size("super_kernel_int8_bytes", layout.hidden, 12)
 
     assert _native.ascend.private_memory(layout=native, intermediate=12, element_bytes=4) == sizes
     assert np.all(np.array(list(sizes.values())) > 0)

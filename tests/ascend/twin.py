@@ -114,7 +114,8 @@ class Twin:
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.library.asap_twin_run.restype = ctypes.c_char_p
-        for name in ("plan_bytes", "item_bytes", "item_rows", "super_kernel_bytes", "super_kernel_int8_bytes"):
+        private = "plan_bytes", "item_bytes", "item_rows"
+        for name in (*private, "super_kernel_bytes", "super_kernel_int8_bytes", "system_bytes"):
             getattr(self.library, f"asap_{name}").restype = ctypes.c_int64
         self.library.asap_layout_place.restype = ctypes.c_int64
         self._memory: list[NDArray[Any]] = []

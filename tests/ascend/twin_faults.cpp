@@ -26,6 +26,16 @@ GlobalTensor<std::int32_t> global() {
   return tensor;
 }
 
+using Rows = MatmulType<TPosition::GM, CubeFormat::ND, float>;
+using Product = Matmul<Rows, Rows, Rows>;
+
+void register_product(TPipe& pipe) {
+  Product product;
+  TCubeTiling tiling{};
+  SetSysWorkspace(reinterpret_cast<GM_ADDR>(memory));
+  REGIST_MATMUL_OBJ(&pipe, GetSysWorkSpacePtr(), product, &tiling);
+}
+
 template <HardEvent event>
 void order() {
   SetFlag<event>(EVENT_ID0);
@@ -111,6 +121,22 @@ const std::map<std::string, std::function<void(TPipe&)>> kKernels{
     {"block that does not come",
      [](TPipe&) {
        if (GetBlockIdx() == 0) SyncAll();
+     }},
+    {"products after a buffer",
+     [](TPipe& pipe) {
+       local(pipe);
+       register_product(pipe);
+     }},
+    {"products in two calls",
+     [](TPipe& pipe) {
+       register_product(pipe);
+       register_product(pipe);
+     }},
+    {"products without their memory",
+     [](TPipe& pipe) {
+       Product product;
+       TCubeTiling tiling{};
+       REGIST_MATMUL_OBJ(&pipe, GetSysWorkSpacePtr(), product, &tiling);
      }},
 };
 

@@ -21,10 +21,13 @@ class Kind(Protocol):
 
     def create(self, name: str, num_bytes: int) -> Any: ...
     def bytes_of(self, buffer: Any) -> memoryview: ...
+    def peer(self, buffer: Any) -> Any: ...
     def reason(self, text: str) -> str: ...
     def rank(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any: ...
     def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]: ...
+    def settle(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class HostKind:
@@ -37,6 +40,10 @@ class HostKind:
 
     def bytes_of(self, buffer: Any) -> memoryview:
         return memoryview(buffer)
+
+    def peer(self, buffer: Any) -> Any:
+        """The buffer as another device has it."""
+        return buffer
 
     def reason(self, text: str) -> str:
         """Why a message is corrupt."""
@@ -57,6 +64,12 @@ class HostKind:
         for device in devices:
             device.replace_group(group, heirs, epoch)
         return heirs
+
+    def settle(self) -> None:
+        """Wait until what was sent has arrived: in shared memory it has."""
+
+    def close(self) -> None:
+        """End what works in the background: nothing does."""
 
 
 class AscendKind:
@@ -84,29 +97,40 @@ class AscendKind:
     def rank(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any:
         self._check(instance, compute_type)
         prefill = instance.prefill
-        peers = self._opened(ports.pop("moe_buffers"))
+        peers = self._peers(ports.pop("moe_buffers"))
         types = {"row_type": prefill.row_type, "combine": prefill.combine}
         return _native.ascend.AttentionComm(die=self._die, moe_buffers=peers, **types, **ports)
 
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any:
         self._check(instance, compute_type)
         prefill = instance.prefill
-        peers = [self._opened(group) for group in ports.pop("attention_buffers")]
+        peers = [self._peers(group) for group in ports.pop("attention_buffers")]
         types = {"row_type": prefill.row_type, "combine": prefill.combine}
         return _native.ascend.MoEComm(die=self._die, attention_buffers=peers, **types, **ports)
 
     def replace_group(self, devices: Sequence[Any], group: int, epoch: int, dead: Sequence[Any]) -> list[Any]:
-        """The same buffers: a die hears of another epoch only (docs/ascend.md)."""
+        """As on a host, by their keys."""
+        heirs = [self.create(f"attention-{group}-{j}", buffer.num_bytes) for j, buffer in enumerate(dead)]
         for device in devices:
-            device.set_epoch(group, epoch)
-        return list(dead)
+            device.replace_group(group, self._peers(heirs), epoch)
+        return heirs
+
+    def settle(self) -> None:
+        """Wait until what was sent has arrived: the fake runtime has run the kernels."""
+
+    def close(self) -> None:
+        """End what works in the background: nothing does."""
 
     def opened(self, key: bytes, num_bytes: int) -> Any:
         """A buffer of another process."""
         return _native.ascend.SharedBuffer.open(self._die, key, num_bytes)
 
-    def _opened(self, buffers: Sequence[Any]) -> list[Any]:
-        return [self.opened(buffer.key, buffer.num_bytes) for buffer in buffers]
+    def peer(self, buffer: Any) -> Any:
+        """Opened by its key."""
+        return self.opened(buffer.key, buffer.num_bytes)
+
+    def _peers(self, buffers: Sequence[Any]) -> list[Any]:
+        return [self.peer(buffer) for buffer in buffers]
 
     @staticmethod
     def _check(instance: Instance, compute_type: RowType) -> None:

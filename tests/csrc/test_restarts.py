@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
-from asap_ray import _native
 from asap_ray.errors import PeerTimeout
 from asap_ray.spec import Combine, RowType
+from tests.csrc.kinds import Kind
 from tests.csrc.world import PATIENCE_S, SLOT_ROWS, Calling, Tokens, World
 
 SHORT_S = 0.02
-
-
-@pytest.fixture
-def world() -> World:
-    """On this host: a die cannot be replaced yet (docs/ascend.md)."""
-    return World()
 
 
 def nothing(_: World) -> None:
@@ -36,7 +31,8 @@ def answer_without_the_bit(world: World) -> None:
     world.serve(0)
     for slot in range(2):
         start = world.layout.attention_bitmaps + slot * world.layout.bitmap_words * 512
-        np.frombuffer(memoryview(world.attention_buffers[0][0]), np.uint64, 1, start)[0] &= ~np.uint64(1)
+        memory = world.kind.bytes_of(world.attention_buffers[0][0])
+        np.frombuffer(memory, np.uint64, 1, start)[0] &= ~np.uint64(1)
 
 
 def to_expert(tokens: Tokens, *experts: int) -> Tokens:
@@ -44,7 +40,7 @@ def to_expert(tokens: Tokens, *experts: int) -> Tokens:
     return dataclasses.replace(tokens, expert_ids_SK=np.int32([experts] * len(tokens.hidden_SH)))
 
 
-def is_idle(device: _native.MoEComm) -> bool:
+def is_idle(device: Any) -> bool:
     """Whether a device has no message, in part or in whole."""
     waiting = Calling(lambda: device.async_dispatch_recv(SHORT_S))
     device.abort()
@@ -63,10 +59,10 @@ def is_idle(device: _native.MoEComm) -> bool:
     ("row_type", "combine"), [(RowType.FLOAT32, Combine.REDUCED), (RowType.BFLOAT16, Combine.PER_EXPERT)]
 )
 def test_what_is_owed_is_sent_again(
-    step: Callable[[World], None], num_tokens: int, row_type: RowType, combine: Combine
+    backend: Kind, step: Callable[[World], None], num_tokens: int, row_type: RowType, combine: Combine
 ) -> None:
     """Dead before it took the message, with the rows, or just before its bit; solo batches fill both slots."""
-    world = World(row_type=row_type, combine=combine)
+    world = World(row_type=row_type, compute_type=row_type, combine=combine, kind=backend)
     tokens = world.tokens(num_tokens)
     world.send(tokens)
     step(world)
@@ -168,9 +164,9 @@ def test_a_wait_is_patient_while_a_device_is_replaced(world: World) -> None:
         world.receive(6, timeout_s=SHORT_S)
 
 
-def test_a_rank_that_is_owed_nothing_sends_an_empty_message() -> None:
+def test_a_rank_that_is_owed_nothing_sends_an_empty_message(backend: Kind) -> None:
     """With T = 2 the device waits for both; rank 1 had no rows for it."""
-    world = World(tp=2)
+    world = World(tp=2, kind=backend)
     sent = [to_expert(world.tokens(5, seed=1), 0, 1, 4), to_expert(world.tokens(5, seed=2), 3, 4, 5)]
     for j in (0, 1):
         world.send(sent[j], j=j)
@@ -183,9 +179,9 @@ def test_a_rank_that_is_owed_nothing_sends_an_empty_message() -> None:
         np.testing.assert_array_equal(world.receive(5, j=j), sent[j].expected)
 
 
-def test_a_message_older_than_its_neighbours_is_dropped() -> None:
+def test_a_message_older_than_its_neighbours_is_dropped(backend: Kind) -> None:
     """Rank 1 has yet to leave message 1 when the device is replaced, rank 0 is at message 2 already."""
-    world = World(tp=2)
+    world = World(tp=2, kind=backend)
     for j in (0, 1):
         world.send(to_expert(world.tokens(2), 3, 4, 5), j=j)
     for e in (0, 1):
@@ -204,9 +200,9 @@ def test_a_message_older_than_its_neighbours_is_dropped() -> None:
         np.testing.assert_array_equal(world.receive(5, j=j), sent[j].expected)
 
 
-def test_an_idle_rank_says_so_to_the_successor() -> None:
+def test_an_idle_rank_says_so_to_the_successor(backend: Kind) -> None:
     """Both ranks have what they wanted; the device gets an item without rows, and the next message as ever."""
-    world = World(tp=2)
+    world = World(tp=2, kind=backend)
     for j in (0, 1):
         world.send(world.tokens(2), j=j)
     for e in (0, 1):
@@ -248,17 +244,18 @@ def test_a_new_group_is_served_beside_the_rows_of_the_old_one(world: World) -> N
 
 
 @pytest.mark.parametrize(("e", "text"), [(2, "moe_device=2 is not in 0..1"), (-1, "moe_device=-1 is not in 0..1")])
-def test_only_a_device_that_is_there_is_replaced(world: World, e: int, text: str) -> None:
+def test_only_a_device_that_is_there_is_replaced(e: int, text: str) -> None:
     """The error names the number and the range."""
+    world = World()
     with pytest.raises(ValueError, match=text):
         world.ranks[0][0].replace_device(e, world.moe_buffers[0])
 
 
 def test_a_group_comes_back_whole(world: World) -> None:
     """As many buffers as ranks, each of the layout's size."""
-    small = _native.SharedBuffer.create("small", 4096)
+    small = world.kind.create("attention-0-0", 4096)
 
-    with pytest.raises(ValueError, match="2 attention_buffers in a group of 1 ranks"):
+    with pytest.raises(ValueError, match="2 attention_buffers for 1 ranks of a group"):
         world.devices[0].replace_group(0, [small, small], 9)
     with pytest.raises(ValueError, match="an attention buffer has 4096 bytes"):
         world.devices[0].replace_group(0, [small], 9)

@@ -1,7 +1,8 @@
-"""stress.cpp under ThreadSanitizer and under AddressSanitizer, a few seconds each."""
+"""Whole instances under sanitizers: stress.cpp under two, corrupt.cpp under AddressSanitizer; seconds each."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,28 +11,70 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["-std=c++20", "-O1", "-g1", "-fno-var-tracking", "-pthread", "-Wall", "-Wextra", "-Werror", "-Icsrc/include"]
+HEADERS = [*ROOT.glob("csrc/include/asap/*.hpp"), *ROOT.glob("csrc/host/*.hpp"), ROOT / "tests/csrc/instances.hpp"]
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
+]
 
 
-def build(sanitizer: str) -> Path:
-    """The program, built again only when a source is newer."""
-    sources = [*ROOT.glob("csrc/host/*.cpp"), ROOT / "tests/csrc/stress.cpp"]
-    program = ROOT / "build" / f"stress-{sanitizer.partition(',')[0]}"
-    newest = max(path.stat().st_mtime for path in [*sources, *ROOT.glob("csrc/include/asap/*.hpp")])
-    if not program.exists() or program.stat().st_mtime < newest:
-        program.parent.mkdir(exist_ok=True)
-        command = ["g++", *FLAGS, f"-fsanitize={sanitizer}", *map(str, sources), "-o", str(program)]
-        subprocess.run(command, cwd=ROOT, check=True)
+def is_older(made: Path, *sources: Path) -> bool:
+    """Whether something has to be made again."""
+    return not made.exists() or made.stat().st_mtime < max(path.stat().st_mtime for path in (*sources, *HEADERS))
+
+
+def call(*command: str | Path) -> None:
+    """A compiler."""
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def build(name: str, sanitizer: str) -> Path:
+    """The program tests/csrc/NAME.cpp; what is newer than its source is not compiled again."""
+    folder = ROOT / "build" / f"sanitized-{sanitizer.partition(',')[0]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = [*FLAGS, f"-fsanitize={sanitizer}"]
+    objects = []
+    for source in (*sorted(ROOT.glob("csrc/host/*.cpp")), ROOT / f"tests/csrc/{name}.cpp"):
+        objects.append(folder / f"{source.stem}.o")
+        if is_older(objects[-1], source):
+            call("g++", *flags, "-c", source, "-o", objects[-1])
+    program = folder / name
+    if is_older(program, *objects):
+        call("g++", *flags, *objects, "-o", program)
     return program
 
 
-@pytest.mark.thorough
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def run(program: Path, seconds: int, seed: int) -> subprocess.CompletedProcess[str]:
+    """What a program has to say."""
+    command = [program, str(seconds), str(seed)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_random_instances_under_a_sanitizer(sanitizer: str) -> None:
-    """Random shapes, sizes, slow devices, leftovers and aborts: every sum right, no report."""
-    program = build(sanitizer)
-
-    stress = subprocess.run([program, "4", "2"], capture_output=True, text=True, timeout=120, check=False)
+    """Random shapes, sizes, slow devices, leftovers, aborts, devices and groups replaced: sums right, no report."""
+    stress = run(build("stress", sanitizer), 4, 2)
 
     assert (stress.returncode, stress.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_many_random_instances_under_a_sanitizer(sanitizer: str, seed: int) -> None:
+    """The same, half a minute each."""
+    stress = run(build("stress", sanitizer), 30, seed)
+
+    assert (stress.returncode, stress.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("seconds", [3, 60])
+def test_corrupted_words_harm_nobody_else(seconds: int) -> None:
+    """Flags, headers and doorbells overwritten at random: refused, never out of bounds, other groups' sums right."""
+    corrupt = run(build("corrupt", "address,undefined"), seconds, 5)
+
+    assert (corrupt.returncode, corrupt.stderr) == (0, "")
+    refused = re.search(r"(\d+) refused", corrupt.stdout)
+    assert refused is not None
+    assert int(refused.group(1)) > 0

@@ -88,6 +88,7 @@ class World:
         self.attention_buffers = [
             [create(f"attention-{i}-{j}", self.layout.attention_bytes) for j in range(tp)] for i in range(dp_groups)
         ]
+        self.dead: list[Any] = []  # what was killed closes nothing: its peers' mappings stay
         self.epochs = [EPOCH] * dp_groups
         self.ranks = [[self.open_rank(i, j) for j in range(tp)] for i in range(dp_groups)]
         self.devices = [self.open_device(e) for e in range(moe_devices)]
@@ -117,13 +118,16 @@ class World:
 
     def restart_device(self, e: int) -> None:
         """Device e is dead: another with a buffer of its own, and every rank hears of it."""
+        self.dead += [self.moe_buffers[e], self.devices[e]]
         self.moe_buffers[e] = self.kind.create(f"moe-{e}", self.layout.moe_bytes)
         self.devices[e] = self.open_device(e)
         for rank in itertools.chain.from_iterable(self.ranks):
-            rank.replace_device(e, self.moe_buffers[e])
+            rank.replace_device(e, self.kind.peer(self.moe_buffers[e]))
+        self.kind.settle()
 
     def restart_group(self, i: int) -> None:
         """Group i is dead: another with an epoch of its own, of which every device hears first."""
+        self.dead += [*self.attention_buffers[i], *self.ranks[i]]
         self.epochs[i] += 1
         self.attention_buffers[i] = self.kind.replace_group(self.devices, i, self.epochs[i], self.attention_buffers[i])
         self.ranks[i] = [self.open_rank(i, j) for j in range(self.layout.tp)]
@@ -143,6 +147,7 @@ class World:
         self.ranks[i][j].async_dispatch_send(
             slot, layer, hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, PATIENCE_S
         )
+        self.kind.settle()
 
     def serve(self, e: int) -> Any:
         """Take one item, let the experts of device e work on it, send the results."""
@@ -151,6 +156,7 @@ class World:
         rows_RH = floats_of(item.rows, self.compute_type)
         results_RH = (rows_RH * factors_R[:, None]).astype(np.float32)
         self.devices[e].async_combine_send(item, bits_of(results_RH, self.compute_type))
+        self.kind.settle()
         return item
 
     def receive(

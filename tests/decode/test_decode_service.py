@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import subprocess
+import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,7 +17,6 @@ from asap_ray.actors.decode_service import PullCounts
 from asap_ray.errors import RequestError, Unavailable
 from asap_ray.kvcache.handoff import LeaseCounts
 from asap_ray.kvcache.transfer_params import RemoteDecode
-from asap_ray.messages import LeaseCall
 from tests.decode.conftest import Decoding
 from tests.decode.prefilled import Prefilled, answer, events_of, prompt
 
@@ -153,20 +157,46 @@ def test_a_client_that_leaves_frees_the_blocks_on_both_sides(tiny_model: Path, d
     assert (num_held, num_held_here) == (0, 0)
 
 
+PULLING = """
+import asyncio, json, sys
+from asap_ray.actors.remote_lease import RemoteLease
+from asap_ray.kvcache.page_memory import PageMemory
+from asap_ray.kvcache.transfer_params import RemotePrefill, read_params
+
+async def pull(params):
+    async with RemoteLease(params) as lease:
+        (pages,) = (await lease.read()).ranks
+        mapped = PageMemory.open(pages.pid, pages.fd, pages.num_bytes)
+        print("pulling", int(mapped.bytes[0]), flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(pull(read_params(RemotePrefill, json.loads(sys.argv[1]))))
+"""
+"""A decode side that has the pages mapped, sends heartbeats, and never ends."""
+
+
 def test_a_decode_instance_killed_in_the_middle_of_a_pull(tiny_model: Path) -> None:
-    """Nobody speaks for it any more, and its lease ends by time."""
+    """Its heartbeats keep the lease beyond its time; after SIGKILL nobody speaks for it, and the lease ends."""
 
-    async def die() -> tuple[LeaseCounts, int]:
-        async with Prefilled(tiny_model) as prefill:
-            params = prefill.handed_off(prompt([7, 8, 9] * 9))
-            call = LeaseCall(verb="read", engine_id=params.remote_engine_id, request_id=params.remote_request_id)
-            assert prefill.hand_off.answer(call).lease_s == 60.0
-            wake_at = prefill.hand_off.wake_at()
-            assert wake_at is not None
-            prefill.hand_off.expire(wake_at)
-            return prefill.hand_off.counts, prefill.cache.num_held
+    async def die() -> tuple[int, LeaseCounts, int]:
+        async with Prefilled(tiny_model, lease_s=1.0) as prefill:
+            params = json.dumps(asdict(prefill.handed_off(prompt([7, 8, 9] * 9))))
+            peer = await asyncio.create_subprocess_exec(sys.executable, "-c", PULLING, params, stdout=subprocess.PIPE)
+            assert peer.stdout
+            assert (await peer.stdout.readline()).startswith(b"pulling")
+            granted_s = prefill.hand_off.wake_at()
+            while prefill.hand_off.wake_at() == granted_s:
+                await prefill.calls.get()
+            num_open = prefill.hand_off.totals()["open"]
+            peer.kill()
+            await peer.wait()
+            async with asyncio.timeout(20):
+                while prefill.hand_off.totals()["open"]:
+                    prefill.hand_off.expire(time.monotonic())
+                    await asyncio.sleep(0.05)
+            return num_open, prefill.hand_off.counts, prefill.cache.num_held
 
-    assert asyncio.run(die()) == (LeaseCounts(granted=1, expired=1), 0)
+    assert asyncio.run(die()) == (1, LeaseCounts(granted=1, expired=1), 0)
 
 
 def test_a_request_that_waits_for_blocks_keeps_its_lease(tiny_model: Path, decoding: Decoding) -> None:

@@ -116,6 +116,23 @@ async def until(ready: Any) -> None:
 
 
 @pytest.mark.usefixtures("_nixl")
+def test_ranks_that_keep_the_same_are_one_to_read(tiny_model: Path) -> None:
+    """Of a group whose ranks each keep all heads, as they do latents, a decode side reads the first."""
+
+    async def work() -> tuple[int, int]:
+        groups, cache = LocalGroups(tiny_model), PrefixCache(BlockPool(64, BLOCK))
+        hand_off = HandOff(config_of(tiny_model, "127.0.0.1:1"), "model", lambda: None)
+        await hand_off.open()
+        hand_off.join(0, cache, groups.shared_pages(0) * 2)
+        assert cache.reserve("r", (), 20, 20)
+        tp_size = hand_off.grant(0, "r", 20, 0).tp_size
+        await hand_off.close()
+        return tp_size, len(Agent.made)
+
+    assert asyncio.run(work()) == (1, 1)
+
+
+@pytest.mark.usefixtures("_nixl")
 def test_a_vllm_reads_pages_and_says_so(tiny_model: Path) -> None:
     """The addresses it gets are those of the pages; its notification frees the blocks."""
 
@@ -133,7 +150,10 @@ def test_a_vllm_reads_pages_and_says_so(tiny_model: Path) -> None:
         groups.memory.bytes.random_()
         read = ctypes.string_at(base + block * fields["block_strides"][1], fields["block_lens"][1])
         written = groups.memory.bytes.view(3, 64, fields["block_lens"][1])[1, block].numpy().tobytes()
-        Agent.made[0].notices = {"vllm": [b"HB:r,gone", b"r:1"]}
+        Agent.made[0].notices = {"vllm rank 0": [b"HB:r,gone", b"r:2", b"r:2"]}
+        await until(lambda: not Agent.made[0].notices)
+        assert hand_off.totals()["open"] == 1  # the other rank has yet to say so
+        Agent.made[0].notices = {"vllm rank 1": [b"r:2"]}
         await until(lambda: not hand_off.totals()["open"])
         totals, num_held = hand_off.totals(), cache.num_held
         await hand_off.close()

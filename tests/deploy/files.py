@@ -26,7 +26,7 @@ def serve_configs(parsed: dict[str, Any]) -> dict[str, ServeConfig]:
         ConfigError: Ray does not know one of its keys, which it would ignore; or we refuse its `args`.
     """
     schema = ServeDeploySchema.model_validate(parsed)
-    if ignored := list(_lost(parsed, schema.model_dump(), "")):
+    if ignored := list(_lost(parsed, schema.model_dump(warnings=False), "")):
         raise ConfigError(f"unknown to Ray Serve: {', '.join(ignored)}")
     return {application.name: _instance(application.args) for application in schema.applications}
 

@@ -163,6 +163,7 @@ class ToyInstance:
         self._loops = loops
         self.doors: list[Door] = []
         self._ports: list[_native.AttentionComm] = []
+        self._dead_buffers: list[Any] = []  # what was killed closes nothing: its peers' mappings stay
         self.received: list[Received] = []
         self.recordings = Recordings()
         ranks, devices = self._build(toy, delay_s, passes)
@@ -256,10 +257,11 @@ class ToyInstance:
 
     def replace_device(self, toy: Toy, e: int) -> experts.Device:
         """Device e is dead: its successor, with a buffer of its own, of which every rank has heard."""
+        self._dead_buffers.append(self._moe_buffers[e])
         self._moe_buffers[e] = self._kind.create(f"moe-{e}", layout_of(toy.whole).moe_bytes)
         device = self._device(toy, e, no_delay)
         for port in self._ports:
-            port.replace_device(e, self._moe_buffers[e])
+            port.replace_device(e, self._kind.peer(self._moe_buffers[e]))
         return device
 
     def _serve(self, ranks: list[attention.Rank], devices: list[experts.Device]) -> None:

@@ -138,3 +138,17 @@ def test_a_key_in_the_configuration_itself_is_refused(config: ServeConfig) -> No
         dataclasses.replace(config, api_key_from=KEY)
 
     assert KEY not in str(refused.value)
+
+
+def test_a_key_is_compared_in_constant_time(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much of a guess is right must not show in how long it takes: the comparison is `hmac.compare_digest`."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, expected: bytes) -> bool:
+        compared.append((given, expected))
+        return True
+
+    monkeypatch.setattr("asap_ray.actors.api_key.hmac.compare_digest", compare)
+
+    assert ask("POST", "/v1/completions", "Bearer guess").status_code == 200
+    assert compared == [(b"guess", KEY.encode())]

@@ -63,8 +63,18 @@ def test_every_rank_of_the_decode_side_has_to_pull() -> None:
     leases = Leases(cache)
     leases.grant("a", now=0.0)
 
-    assert (leases.pulled("a", num_consumers=2), cache.num_held) == (False, 2)
-    assert (leases.pulled("a", num_consumers=2), cache.num_held) == (True, 0)
+    assert (leases.pulled("a", "rank 0", num_consumers=2), cache.num_held) == (False, 2)
+    assert (leases.pulled("a", "rank 1", num_consumers=2), cache.num_held) == (True, 0)
+
+
+def test_a_rank_that_says_so_twice_has_pulled_once() -> None:
+    """A notification that is repeated must not speak for another rank."""
+    cache = prefilled("a")
+    leases = Leases(cache)
+    leases.grant("a", now=0.0)
+
+    assert [leases.pulled("a", "rank 0", num_consumers=2) for _ in range(3)] == [False] * 3
+    assert cache.num_held == 2
 
 
 def test_a_pulled_prefix_stays_in_the_cache() -> None:

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from asap_ray.errors import ConfigError, Unavailable
-from asap_ray.kvcache.kinds import CacheSpec, grouped_query, latent
+from asap_ray.kvcache.kinds import CacheSpec, grouped_query, indexer, latent
 from asap_ray.kvcache.nixl_wire import Notice, Region, asked_rank, handshake, meta_request, read_notice
 from asap_ray.spec import RowType
 
@@ -80,12 +80,25 @@ def test_the_handshake_is_theirs_with_our_pages() -> None:
     assert (fields["kv_cache_layout"], fields["attn_backend_name"]) == ("LBHNC", "FLASH_ATTN")
 
 
+def test_a_page_of_latents_is_one_row_a_token() -> None:
+    """576 numbers: what vLLM's decode instances keep of MLA, in the same order."""
+    region = replace(REGION, spec=replace(SPEC, kinds=(latent(512, 64),)))
+
+    fields = msgpack.unpackb(msgpack.unpackb(handshake(packed(), region))["agent_metadata_bytes"])
+
+    assert fields["block_lens"] == [SPEC.block_size * 576 * SPEC.element.num_bytes] * 2
+
+
 @pytest.mark.parametrize(
     ("theirs", "region", "message"),
     [
         (packed(block_lens=[PAGE]), REGION, "has 1 layers, we have 2"),
         (packed(block_size=96), REGION, "block_size=96 of the decode instance is no multiple of ours, 64"),
-        (packed(), replace(REGION, spec=replace(SPEC, kinds=(latent(512, 64),))), "pages of latent: vLLM keeps"),
+        (
+            packed(),
+            replace(REGION, spec=replace(SPEC, kinds=(latent(512, 64), indexer(128)))),
+            "of latent and indexer: vLLM",
+        ),
     ],
 )
 def test_pages_they_cannot_read_are_refused(theirs: bytes, region: Region, message: str) -> None:

@@ -145,3 +145,22 @@ def test_the_last_piece_takes_its_pages_along(model: Model) -> None:
         kept.append(stage.num_kept)
 
     assert kept == [1, 0, 1, 0]
+
+
+def test_a_row_of_latents_is_the_latent_and_the_rotated_key_in_pairs(transformers_model: Make) -> None:
+    """What vLLM's decode instances read; `transformers` has the second halves of all pairs behind the first."""
+    directory, oracle = transformers_model("DeepseekV3")
+    prompt = batch_of(random_prompts([20], 301)).requests[0]
+    ids = torch.frombuffer(bytearray(prompt.token_ids), dtype=torch.int32).long()
+    with torch.inference_mode():
+        kept = oracle(ids[None], use_cache=True).past_key_values.layers  # latents as keys, rotated keys as values
+    expected = [torch.cat((k.keys[0, 0], k.values[0, 0].view(20, 2, 4).mT.flatten(1)), dim=1) for k in kept]
+    model = load_model(directory)
+    stage, experts = model.attention_stage(SoloCollective(), torch.float32), range(model.spec.num_experts)
+
+    storage = Storage(stage.cache_spec(BLOCK), num_blocks=4)
+    stage.keep_in(storage)
+    run_rank(stage, [(experts, model.expert_stage(experts, torch.float32))], [Batch((seen(prompt, (3, 1)),))])
+
+    rows = storage.pages("latent")[:, [3, 1], 0].flatten(1, 2)[:, :20]
+    assert max(relative_error(*pair) for pair in zip(rows, expected, strict=True)) < TOLERANCE

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asap_ray.errors import ConfigError
+from asap_ray.models.families import FAMILIES
 from asap_ray.models.model import load_model
 from asap_ray.models.random_checkpoint import demo, make_random_checkpoint, tiny
+from asap_ray.models.random_config import config_of
 from tests.models.divided import batch_of, run_divided
 
 TEXT = "Read the manual, then: naïve 世界 `import this`\n"
@@ -24,23 +30,59 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_transformers_finds_every_weight_and_no_other(directory: Path) -> None:
+@pytest.fixture(scope="module", params=FAMILIES)
+def of_family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A tiny model of each family, as `transformers` loads it, and what it says about loading."""
+    made = tmp_path_factory.mktemp("family")
+    make_random_checkpoint(made, family=request.param, **tiny())
+    config = json.loads((made / "config.json").read_text())
+    if request.param == "kimi_k2":  # `transformers` knows its class by the other name only
+        shutil.copytree(made, made / "oracle")
+        (made / "oracle" / "config.json").write_text(json.dumps(config | {"model_type": "deepseek_v3"}))
+    source = made / "oracle" if (made / "oracle").exists() else made
+    oracle, loading = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True)
+    return made, oracle, loading
+
+
+def test_transformers_finds_every_weight_and_no_other(of_family: tuple[Path, Any, Any]) -> None:
     """No key is missing, unexpected or of another shape."""
-    _, loading = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    _, _, loading = of_family
 
     assert [loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")] == [set()] * 3
 
 
-def test_both_loaders_make_the_same_logits(directory: Path) -> None:
-    """Its own tokenizer, its own text."""
-    prompt = AutoTokenizer.from_pretrained(directory)(TEXT).input_ids
-    oracle = AutoModelForCausalLM.from_pretrained(directory)
+def test_both_loaders_make_the_same_logits(of_family: tuple[Path, Any, Any]) -> None:
+    """Its own tokenizer, a text longer than what sparse attention chooses."""
+    directory, oracle, _ = of_family
+    prompt = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(TEXT * 5).ids
     with torch.no_grad():
         expected = oracle(torch.tensor([prompt])).logits[0, -1]
 
     actual = run_divided(load_model(directory), batch_of([prompt]))[0].logits[0][0]
 
+    assert len(prompt) > 102
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_an_unknown_family_is_refused(tmp_path: Path) -> None:
+    """With those there are; nothing is written."""
+    with pytest.raises(ConfigError, match="family='llama' must be one of deepseek_v3, deepseek_v32, glm4_moe"):
+        make_random_checkpoint(tmp_path / "model", family="llama", **tiny())
+
+    assert not (tmp_path / "model").exists()
+
+
+def test_every_served_family_can_be_made() -> None:
+    """A recipe for each."""
+    assert all(config_of(family, tiny())["model_type"] == family for family in FAMILIES)
+
+
+def test_contradicting_sizes_are_refused(tmp_path: Path) -> None:
+    """As a checkpoint that has them would be; nothing is written."""
+    with pytest.raises(ConfigError, match="num_experts_per_tok=9 exceeds the 8 experts"):
+        make_random_checkpoint(tmp_path / "model", family="deepseek_v3", **{**tiny(), "top_k": 9})
+
+    assert not (tmp_path / "model").exists()
 
 
 def test_tokenizer_loses_nothing(directory: Path) -> None:

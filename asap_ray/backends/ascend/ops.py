@@ -38,6 +38,8 @@ TICKET: Final = ("dp_group", "slot", "layer", "num_rows", "item")
 _numbers: Final = itertools.count(1)
 _endpoints: Final[dict[int, Any]] = {}
 _items: Final[dict[int, Any]] = {}
+_sent: Final[dict[tuple[int, int], torch.Tensor]] = {}
+"""By comm and slot: rows that a die may have to send again while their results are out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def _send_die(
     timeout_s: float,
 ) -> torch.Tensor:
     addresses = hidden.data_ptr(), expert_ids.data_ptr(), weights.data_ptr()
+    _sent[comm, slot] = hidden
     _endpoints[comm].native.async_dispatch_send_on_die(slot, layer, len(hidden), *addresses, timeout_s)
     return _anchor(hidden)
 
@@ -146,6 +149,7 @@ def _receive_die(
 ) -> torch.Tensor:
     out_SH = anchor.new_empty((num_tokens, hidden), dtype=dtype)
     _endpoints[comm].native.async_combine_recv_on_die(slot, out_SH.data_ptr(), timeout_s)
+    del _sent[comm, slot]
     return out_SH
 
 

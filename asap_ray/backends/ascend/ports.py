@@ -12,7 +12,6 @@ from asap_ray import _native
 from asap_ray.backends.ascend.toolkit import open_die, require
 from asap_ray.backends.host_comm import DTYPES, HostMoEComm
 from asap_ray.config import ServeConfig
-from asap_ray.errors import ConfigError
 from asap_ray.layout import layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
@@ -29,8 +28,6 @@ def require_device(config: ServeConfig) -> None:
     Raises:
         ConfigError: the text says what is missing.
     """
-    if config.expert_type is not ExpertType.FLOAT:
-        raise ConfigError(f"expert_type={config.expert_type} with device={config.device!r}: only float is there yet")
     require(config.kernels)
 
 
@@ -69,6 +66,17 @@ class AscendExperts:
         return rows_RH
 
 
+def _expert_weights(config: ServeConfig, model: Model, experts: range) -> dict[str, Any]:
+    """As `SuperKernel` takes them, of the configured type."""
+    if config.expert_type is ExpertType.INT8:
+        stage = model.int8_expert_stage(experts)
+        tables = {"gate_up": stage.gate_up, "down": stage.down}
+        scales = {f"{name}_scale": table.scale_LEB.numpy() for name, table in tables.items()}
+        return scales | {name: table.weight_LEBA.numpy() for name, table in tables.items()}
+    gate_up_LEJH, down_LEHI = model.expert_weights(experts, DTYPES[config.compute_type])
+    return {"gate_up": array_of(gate_up_LEJH), "down": array_of(down_LEHI)}
+
+
 class AscendPorts:
     """See `Ports`. Attention computes on the host; rows go to the die and come back with each layer."""
 
@@ -90,6 +98,9 @@ class AscendPorts:
         """See `Ports`."""
         return _native.ascend.SharedBuffer.open(self._die, peer.key, peer.num_bytes)
 
+    def close(self) -> None:
+        """See `Ports`; a die works by itself."""
+
     def attention(self, **endpoint: Any) -> _native.ascend.AttentionComm:
         """See `Ports`."""
         return _native.ascend.AttentionComm(die=self._die, **endpoint)
@@ -101,13 +112,11 @@ class AscendPorts:
 
     def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
         """See `Ports`; the weights are copied to the die once."""
-        gate_up_LEJH, down_LEHI = model.expert_weights(instance.experts_of(moe_device), DTYPES[config.compute_type])
         kernel = _native.ascend.SuperKernel(
             die=self._die,
             layout=_native.Layout(**dataclasses.asdict(layout_of(instance))),
             moe_device=moe_device,
             row_type=instance.prefill.row_type,
-            gate_up=array_of(gate_up_LEJH),
-            down=array_of(down_LEHI),
+            **_expert_weights(config, model, instance.experts_of(moe_device)),
         )
         return AscendExperts(kernel)

@@ -4,16 +4,12 @@
 #include <bit>
 #include <utility>
 
-#include "asap/errors.hpp"
-#include "asap/layout.hpp"
-#include "asap/wait.hpp"
-
 namespace asap::ascend {
 namespace {
 
 constexpr std::int64_t kMaxPeers = 31;  // a word of the kernels is added to, its sign stays free
 
-std::string list_text(std::int32_t devices) {
+std::string list_text(Peers devices) {
   std::string out;
   for (std::int64_t e = 0; e < kMaxPeers; ++e) {
     if ((devices & 1 << e) != 0) out += (out.empty() ? "" : ", ") + text(e);
@@ -39,17 +35,16 @@ AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<S
       abort_(die_, 64),
       backpressure_s_(static_cast<std::size_t>(layout.moe_devices)) {
   check_layout(layout_);
+  check_row_bytes(layout_, element_bytes(row_type));
+  check_rank(layout_, id);
   ASAP_CHECK(layout_.tp <= kMaxPeers && layout_.moe_devices <= kMaxPeers, "tp=", layout_.tp,
              " moe_devices=", layout_.moe_devices, ": a device of this kind tells at most ",
              kMaxPeers, " peers apart");
-  ASAP_CHECK(buffer_->num_bytes() >= layout_.attention_bytes, "the buffer has ",
-             buffer_->num_bytes(), " bytes, the layout needs ", layout_.attention_bytes);
-  ASAP_CHECK(std::ssize(moe_buffers_) == layout_.moe_devices, moe_buffers_.size(),
-             " moe_buffers for ", layout_.moe_devices, " MoE devices");
+  check_bytes("the buffer", buffer_->num_bytes(), layout_.attention_bytes);
+  check_count("moe_buffers", std::ssize(moe_buffers_), "MoE devices", layout_.moe_devices);
   std::vector<const void*> addresses;
   for (const auto& moe : moe_buffers_) {
-    ASAP_CHECK(moe->num_bytes() >= layout_.moe_bytes, "a MoE buffer has ", moe->num_bytes(),
-               " bytes, the layout needs ", layout_.moe_bytes);
+    check_bytes("a MoE buffer", moe->num_bytes(), layout_.moe_bytes);
     addresses.push_back(moe->address());
   }
   layout_memory_.put(&layout_, sizeof(Layout));
@@ -64,32 +59,16 @@ AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<S
 }
 
 AttentionComm::Slot& AttentionComm::slot_at(std::int64_t slot) const {
-  ASAP_CHECK(slot >= 0 && slot < kNumSlots, "slot=", slot, " is not 0 or 1");
+  check_slot(slot);
   return slots_[static_cast<std::size_t>(slot)];
 }
 
 std::string AttentionComm::who(std::int64_t slot) const {
-  return text("group ", id_.dp_group, " rank ", id_.tp_rank, " slot ", slot, " layer ",
-              slot_at(slot).layer);
+  return asap::who(id_, slot, slot_at(slot));
 }
 
 int AttentionComm::num_blocks(std::int64_t wanted) const {
   return static_cast<int>(std::clamp<std::int64_t>(wanted, 1, die_->cores().vector));
-}
-
-void AttentionComm::check_room(std::int64_t slot, std::int64_t num_tokens) const {
-  const Slot& mine = slot_at(slot);
-  const Slot& other = slot_at(1 - slot);
-  const std::int64_t room = slot == 0 ? kNumSlots * layout_.slot_rows : layout_.slot_rows;
-  if (num_tokens > room) {
-    throw Overflow(text("group ", id_.dp_group, " rank ", id_.tp_rank, " slot ", slot, ": ",
-                        num_tokens, " rows, room for ", room,
-                        "; lower max_tokens or split the batch"));
-  }
-  ASAP_CHECK(!mine.in_flight, who(slot), " still waits for its results; call combine_recv first");
-  ASAP_CHECK(!other.in_flight || (num_tokens <= layout_.slot_rows && !other.solo), who(1 - slot),
-             " is in flight; a solo batch of more than ", layout_.slot_rows,
-             " rows uses both slots");
 }
 
 const void* AttentionComm::staged(const Memory& memory, const Array& array,
@@ -102,28 +81,48 @@ const void* AttentionComm::staged(const Memory& memory, const Array& array,
 void AttentionComm::async_dispatch_send(std::int64_t slot, std::int64_t layer, const Routed& routed,
                                         double timeout_s) {
   if (aborted_.load(std::memory_order_relaxed)) throw Closed(kClosedText);
-  check_room(slot, routed.num_tokens);
-  ASAP_CHECK(layer >= 0 && layer < layout_.num_layers, "layer=", layer, " is not in 0..",
-             layout_.num_layers - 1);
-  plan(slot, layer, routed);
-  const void* hidden =
-      staged(*slot_at(slot).hidden, routed.hidden, routed.num_tokens * layout_.row_bytes);
-  const Deadline deadline(timeout_s);
-  auto devices = static_cast<std::int32_t>((std::int64_t{1} << layout_.moe_devices) - 1);
-  while (true) {
+  check_slot(slot);
+  check_message(layout_, id_, {slot, layer, routed.num_tokens}, slot_at(slot), slot_at(1 - slot));
+  begin_message(slot, layer, routed);
+  Deadline deadline(timeout_s);
+  const Peers& unsent = slot_at(slot).unsent;
+  while (unsent != 0) {
     const double began_s = monotonic_s();
-    devices =
-        send_to(slot, hidden, devices, std::min(kPatienceS, std::max(0.0, deadline.left_s())));
-    if (devices == 0) return;
-    const double share_s =
-        (monotonic_s() - began_s) / std::popcount(static_cast<std::uint32_t>(devices));
-    for (std::size_t e = 0; e < backpressure_s_.size(); ++e) {
-      if ((devices & 1 << e) != 0) backpressure_s_[e] += share_s;
-    }
-    if (deadline.left_s() <= 0) {
+    send_where_room(slot, deadline);
+    if (unsent == 0) return;
+    count_wait(unsent, monotonic_s() - began_s);
+    if (is_over(deadline)) {
       throw PeerTimeout(text("dispatch_send: ", who(slot), " waited ", seconds_text(timeout_s),
-                             " for room on MoE device(s) ", list_text(devices)));
+                             " for room on MoE device(s) ", list_text(unsent)));
     }
+  }
+}
+
+void AttentionComm::begin_message(std::int64_t slot, std::int64_t layer, const Routed& routed) {
+  const std::lock_guard lock(mutex_);
+  plan(slot, layer, routed);
+  Slot& mine = slot_at(slot);
+  mine.rows = staged(*mine.hidden, routed.hidden, routed.num_tokens * layout_.row_bytes);
+  mine.unsent = static_cast<Peers>((std::int64_t{1} << layout_.moe_devices) - 1);
+}
+
+// It moves while a device is being replaced.
+bool AttentionComm::is_over(Deadline& deadline) const noexcept {
+  deadline.count_from(std::min(monotonic_s(), patient_until_s_.load(std::memory_order_relaxed)));
+  return deadline.left_s() <= 0;
+}
+
+// One launch, which the devices that have room get the message from.
+void AttentionComm::send_where_room(std::int64_t slot, const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
+  Peers& unsent = slot_at(slot).unsent;
+  unsent = send(slot, {.devices = unsent, .empty = 0}, patience_s(deadline));
+}
+
+void AttentionComm::count_wait(Peers devices, double seconds) {
+  const double share_s = seconds / std::popcount(static_cast<std::uint32_t>(devices));
+  for (std::size_t e = 0; e < backpressure_s_.size(); ++e) {
+    if ((devices & 1 << e) != 0) backpressure_s_[e] += share_s;
   }
 }
 
@@ -163,15 +162,14 @@ void AttentionComm::refuse(const Status& status, const void* expert_ids) const {
 }
 
 // The devices that had no room in time.
-std::int32_t AttentionComm::send_to(std::int64_t slot, const void* hidden, std::int32_t devices,
-                                    double timeout_s) const {
+Peers AttentionComm::send(std::int64_t slot, const Targets& targets, double timeout_s) const {
   const Slot& mine = slot_at(slot);
-  const auto statuses =
-      lane_.run("asap_dispatch_send", num_blocks(layout_.moe_devices),
-                {layout_memory_.address(), mine.plan->address(), hidden, table_.address(),
-                 abort_.address(), lane_.status(), id_.dp_group, id_.tp_rank, slot, id_.epoch,
-                 static_cast<std::int64_t>(combine_), cycles(timeout_s), devices});
-  std::int32_t left = 0;
+  const auto statuses = lane_.run(
+      "asap_dispatch_send", num_blocks(layout_.moe_devices),
+      {layout_memory_.address(), mine.plan->address(), mine.rows, table_.address(),
+       abort_.address(), lane_.status(), id_.dp_group, id_.tp_rank, slot, id_.epoch,
+       static_cast<std::int64_t>(combine_), cycles(timeout_s), targets.devices, targets.empty});
+  Peers left = 0;
   for (const Status& status : statuses) {
     if (status.code == kClosed) throw Closed(kClosedText);
     left |= status.value;
@@ -179,13 +177,14 @@ std::int32_t AttentionComm::send_to(std::int64_t slot, const void* hidden, std::
   return left;
 }
 
-Status AttentionComm::receive(std::int64_t slot, const void* out, double timeout_s) const {
+Status AttentionComm::receive(std::int64_t slot, const void* out, const Deadline& deadline) {
+  const std::lock_guard lock(mutex_);
   const Slot& mine = slot_at(slot);
   return lane_.run(
       "asap_combine_recv", num_blocks(mine.num_tokens),
       {layout_memory_.address(), mine.plan->address(), buffer_->address(), out, abort_.address(),
-       lane_.status(), slot, id_.epoch, static_cast<std::int64_t>(combine_), cycles(timeout_s),
-       static_cast<std::int64_t>(row_type_)})[0];
+       lane_.status(), slot, id_.epoch, static_cast<std::int64_t>(combine_),
+       cycles(patience_s(deadline)), static_cast<std::int64_t>(row_type_)})[0];
 }
 
 void AttentionComm::async_combine_recv(std::int64_t slot, void* out, bool is_on_die,
@@ -193,18 +192,18 @@ void AttentionComm::async_combine_recv(std::int64_t slot, void* out, bool is_on_
   if (aborted_.load(std::memory_order_relaxed)) throw Closed(kClosedText);
   Slot& mine = slot_at(slot);
   ASAP_CHECK(mine.in_flight, "slot ", slot, " has no message in flight; call dispatch_send first");
-  const Deadline deadline(timeout_s);
-  const void* rows = is_on_die ? out : mine.hidden->address();  // which have been sent
+  Deadline deadline(timeout_s);
+  // Of the rows that have been sent nobody has need once their sums are written.
+  const void* rows = is_on_die ? out : mine.hidden->address();
   while (true) {
-    const Status status =
-        receive(slot, rows, std::min(kPatienceS, std::max(0.0, deadline.left_s())));
+    const Status status = receive(slot, rows, deadline);
     if (status.code == kOk) break;
     if (status.code == kClosed) throw Closed(kClosedText);
     if (status.code == kCorrupt) {
       throw CorruptMessage(text("combine_recv: ", who(slot), ": MoE device ", status.what,
                                 " replied with other rows or another layer than it was sent"));
     }
-    if (deadline.left_s() <= 0) {
+    if (is_over(deadline)) {
       throw PeerTimeout(text("combine_recv: ", who(slot), " waited ", seconds_text(timeout_s),
                              " for MoE device(s) ", list_text(status.value)));
     }

@@ -5,12 +5,15 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <span>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "asap/endpoint.hpp"
+#include "asap/wait.hpp"
 #include "private_memory.hpp"
 #include "shared_buffer.hpp"
+#include "turn_mutex.hpp"
 
 namespace asap::ascend {
 
@@ -18,11 +21,12 @@ namespace asap::ascend {
 enum class RowType : std::int64_t { float32, bfloat16, float16 };
 enum class Combine : std::int64_t { reduced, per_expert };
 
-struct RankId {
-  std::int64_t dp_group;  // i
-  std::int64_t tp_rank;   // j
-  std::uint64_t epoch;    // of this incarnation of the group
-};
+inline constexpr std::int64_t element_bytes(RowType type) {
+  return type == RowType::float32 ? 4 : 2;
+}
+
+// MoE devices, or ranks of a group, as a mask.
+using Peers = std::int32_t;
 
 // An array of the caller's, in this process or on the die.
 struct Array {
@@ -36,7 +40,7 @@ struct Routed {
   Array hidden, expert_ids, weights;
 };
 
-// One thread at a time; only `abort` may be called from another.
+// One thread at a time; only `abort`, `be_patient` and `replace_device` may be called from another.
 class AttentionComm {
  public:
   // `moe_buffers` in the order of e. Throws std::invalid_argument, AclError.
@@ -44,12 +48,21 @@ class AttentionComm {
                 std::vector<std::shared_ptr<SharedBuffer>> moe_buffers, RankId id, RowType row_type,
                 Combine combine);
 
+  // Rows that lie on the die stay there, unchanged, until the results have been received: a device
+  // that dies meanwhile leaves nothing to send to its successor but them.
   // Throws Overflow and std::invalid_argument (nothing was written), PeerTimeout, Closed, AclError.
   void async_dispatch_send(std::int64_t slot, std::int64_t layer, const Routed& routed,
                            double timeout_s);
   // A sum a token, to `out` of num_tokens(slot) rows. After PeerTimeout it may be called again.
   // Throws CorruptMessage, PeerTimeout, Closed, std::invalid_argument, AclError.
   void async_combine_recv(std::int64_t slot, void* out, bool is_on_die, double timeout_s);
+
+  // See csrc/include/asap/attention_comm.hpp. The first waits for a launch under way, 10 ms at
+  // most.
+  void replace_device(std::int64_t moe_device, std::shared_ptr<SharedBuffer> buffer);
+  void be_patient(double seconds) noexcept {
+    patient_until_s_.store(monotonic_s() + seconds, std::memory_order_relaxed);
+  }
 
   std::int64_t num_tokens(std::int64_t slot) const { return slot_at(slot).num_tokens; }
   // Seconds that sends waited for room on each MoE device, to the 10 ms a launch lasts.
@@ -60,35 +73,45 @@ class AttentionComm {
   RowType row_type() const { return row_type_; }
 
  private:
-  struct Slot {
+  struct Slot : Sent {
     std::unique_ptr<Memory> plan, hidden, expert_ids, weights;
-    std::int64_t num_tokens = 0, layer = 0;
-    std::uint64_t sequence = 0;
-    bool in_flight = false, solo = false;
+    const void* rows = nullptr;  // `hidden`, or where the caller has them
+    std::int64_t num_tokens = 0;
+    Peers unsent = 0;  // devices the message has not been written to
+  };
+  struct Targets {
+    Peers devices, empty;  // `empty`: those that get a message without rows
   };
 
   Slot& slot_at(std::int64_t slot) const;
-  void check_room(std::int64_t slot, std::int64_t num_tokens) const;
+  void begin_message(std::int64_t slot, std::int64_t layer, const Routed& routed);
   void plan(std::int64_t slot, std::int64_t layer, const Routed& routed);
   [[noreturn]] void refuse(const Status& status, const void* expert_ids) const;
   const void* staged(const Memory& memory, const Array& array, std::int64_t num_bytes) const;
-  std::int32_t send_to(std::int64_t slot, const void* hidden, std::int32_t devices,
-                       double timeout_s) const;
-  Status receive(std::int64_t slot, const void* out, double timeout_s) const;
+  bool is_over(Deadline& deadline) const noexcept;
+  void send_where_room(std::int64_t slot, const Deadline& deadline);
+  void count_wait(Peers devices, double seconds);
+  Peers send(std::int64_t slot, const Targets& targets, double timeout_s) const;
+  Status receive(std::int64_t slot, const void* out, const Deadline& deadline);
+  Peers take_last_reply(std::int64_t slot, std::int64_t moe_device) const;
+  void send_again(std::int64_t slot, std::int64_t moe_device, Peers owing) const;
   std::string who(std::int64_t slot) const;
   int num_blocks(std::int64_t wanted) const;
 
   const DiePtr die_;
   const Layout layout_;
   const std::shared_ptr<SharedBuffer> buffer_;
-  const std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
+  // Held for each launch, never between two: `replace_device` changes what a launch works with.
+  TurnMutex mutex_;
+  std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
   const RankId id_;
   const RowType row_type_;
   const Combine combine_;
   const Lane lane_;
   const Memory layout_memory_, table_, abort_;
   mutable std::array<Slot, kNumSlots> slots_;
-  std::vector<std::atomic<double>> backpressure_s_;
+  std::atomic<double> patient_until_s_{0};           // relaxed: it carries no data
+  std::vector<std::atomic<double>> backpressure_s_;  // by e; the sending thread alone writes
   std::atomic<bool> aborted_{false};
 };
 

@@ -1,6 +1,7 @@
 // One die: its runtime, its kernels by name, and the memory that is its own.
 #pragma once
 
+#include <algorithm>
 #include <concepts>
 #include <cstdint>
 #include <initializer_list>
@@ -12,6 +13,7 @@
 
 #include "acl.hpp"
 #include "asap/geometry.hpp"
+#include "asap/wait.hpp"
 
 namespace asap::ascend {
 
@@ -110,5 +112,9 @@ inline std::int64_t cycles(double seconds) { return static_cast<std::int64_t>(se
 
 // A kernel that waits gives its cores up this often, so that the host may look at its deadline.
 inline constexpr double kPatienceS = 0.01;
+
+inline double patience_s(const Deadline& deadline) {
+  return std::clamp(deadline.left_s(), 0.0, kPatienceS);
+}
 
 }  // namespace asap::ascend

@@ -5,10 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "asap/errors.hpp"
-#include "asap/layout.hpp"
-#include "asap/wait.hpp"
-
 namespace asap::ascend {
 namespace {
 
@@ -46,6 +42,7 @@ MoEComm::MoEComm(DiePtr die, const Layout& layout, std::shared_ptr<SharedBuffer>
     : die_(std::move(die)),
       layout_(layout),
       buffer_(std::move(buffer)),
+      attention_buffers_(attention_buffers.size()),
       moe_device_(moe_device),
       row_type_(row_type),
       combine_(combine),
@@ -58,26 +55,34 @@ MoEComm::MoEComm(DiePtr die, const Layout& layout, std::shared_ptr<SharedBuffer>
       cursor_(die_, 64),
       abort_(die_, 64) {
   check_layout(layout_);
-  ASAP_CHECK(moe_device >= 0 && moe_device < layout_.moe_devices, "moe_device=", moe_device,
-             " is not in 0..", layout_.moe_devices - 1);
-  ASAP_CHECK(buffer_->num_bytes() >= layout_.moe_bytes, "the buffer has ", buffer_->num_bytes(),
-             " bytes, the layout needs ", layout_.moe_bytes);
-  ASAP_CHECK(std::ssize(epochs) == layout_.dp_groups, epochs.size(), " epochs for ",
-             layout_.dp_groups, " groups");
-  ASAP_CHECK(std::ssize(attention_buffers) == layout_.dp_groups, attention_buffers.size(),
-             " groups of attention_buffers for ", layout_.dp_groups, " groups");
-  std::vector<const void*> addresses;
-  for (const Buffers& group : attention_buffers) {
-    ASAP_CHECK(std::ssize(group) == layout_.tp, group.size(), " attention_buffers in a group of ",
-               layout_.tp, " ranks");
-    for (const auto& rank : group) {
-      attention_buffers_.push_back(rank);
-      addresses.push_back(rank->address());
-    }
-  }
+  check_row_bytes(layout_, element_bytes(row_type));
+  check_moe_device(layout_, moe_device);
+  check_bytes("the buffer", buffer_->num_bytes(), layout_.moe_bytes);
+  check_count("epochs", std::ssize(epochs), "groups", layout_.dp_groups);
+  check_count("attention_buffers", std::ssize(attention_buffers), "groups", layout_.dp_groups);
   layout_memory_.put(&layout_, sizeof(Layout));
-  table_.put(addresses.data(), std::ssize(addresses) * 8);
-  epochs_.put(epochs.data(), std::ssize(epochs) * 8);
+  for (std::size_t i = 0; i < epochs.size(); ++i) {
+    put_group(static_cast<std::int64_t>(i), attention_buffers[i], epochs[i]);
+  }
+}
+
+void MoEComm::put_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch) {
+  check_count("attention_buffers", std::ssize(buffers), "ranks of a group", layout_.tp);
+  std::vector<const void*> addresses;
+  for (const auto& rank : buffers) {
+    check_bytes("an attention buffer", rank->num_bytes(), layout_.attention_bytes);
+    addresses.push_back(rank->address());
+  }
+  table_.put(addresses.data(), layout_.tp * 8, dp_group * layout_.tp * 8);
+  epochs_.put(&epoch, sizeof(epoch), dp_group * 8);
+  attention_buffers_[static_cast<std::size_t>(dp_group)] = buffers;
+}
+
+// The receiving kernel looks at the epoch past its cache, in every round.
+void MoEComm::replace_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch) {
+  check_dp_group(layout_, dp_group);
+  const std::lock_guard lock(mutex_);
+  put_group(dp_group, buffers, epoch);
 }
 
 std::shared_ptr<Item> MoEComm::async_dispatch_recv(double timeout_s) {
@@ -85,12 +90,11 @@ std::shared_ptr<Item> MoEComm::async_dispatch_recv(double timeout_s) {
   const std::shared_ptr<Item> item = pool_->take(die_, layout_, row_type_);
   Deadline deadline(timeout_s);
   while (true) {
-    const double patience_s = std::min(kPatienceS, std::max(0.0, deadline.left_s()));
-    const Status status =
-        receiving_.run("asap_dispatch_recv", num_blocks_,
-                       {layout_memory_.address(), buffer_->address(), item->bytes.address(),
-                        epochs_.address(), cursor_.address(), abort_.address(), receiving_.status(),
-                        moe_device_, static_cast<std::int64_t>(combine_), cycles(patience_s)})[0];
+    const Status status = receiving_.run(
+        "asap_dispatch_recv", num_blocks_,
+        {layout_memory_.address(), buffer_->address(), item->bytes.address(), epochs_.address(),
+         cursor_.address(), abort_.address(), receiving_.status(), moe_device_,
+         static_cast<std::int64_t>(combine_), cycles(patience_s(deadline))})[0];
     if (status.code == kOk) return taken(item);
     if (status.code == kClosed) throw Closed(kClosedText);
     if (status.code == kCorrupt) refuse(status, *item);
@@ -149,16 +153,11 @@ std::string MoEComm::missing_text(const Status& status) const {
 void MoEComm::async_combine_send(const Item& item, const Array& results) {
   if (!results.is_on_die) item.results.put(results.bytes, item.num_rows * layout_.row_bytes);
   const void* from = results.is_on_die ? results.bytes : item.results.address();
+  const std::lock_guard lock(mutex_);
   sending_.run("asap_combine_send", num_blocks_,
                {layout_memory_.address(), item.bytes.address(), from, table_.address(),
                 epochs_.address(), sending_.status(), moe_device_,
                 static_cast<std::int64_t>(combine_), static_cast<std::int64_t>(row_type_)});
-}
-
-void MoEComm::set_epoch(std::int64_t dp_group, std::uint64_t epoch) {
-  ASAP_CHECK(dp_group >= 0 && dp_group < layout_.dp_groups, "dp_group=", dp_group, " is not in 0..",
-             layout_.dp_groups - 1);
-  epochs_.put(&epoch, sizeof(epoch), dp_group * 8);
 }
 
 void MoEComm::abort() noexcept {

@@ -42,7 +42,8 @@ class ItemPool : public std::enable_shared_from_this<ItemPool> {
   std::vector<std::unique_ptr<Item>> free_;
 };
 
-// The three streams of 3.4.1 may be three threads. `abort` and `set_epoch` are for any thread.
+// The three streams of 3.4.1 may be three threads. `abort` and `replace_group` are for any
+// thread.
 class MoEComm {
  public:
   using Buffers = std::vector<std::shared_ptr<SharedBuffer>>;
@@ -60,8 +61,8 @@ class MoEComm {
   // Results of every row of the item, wherever they are. Never waits.
   void async_combine_send(const Item& item, const Array& results);
 
-  // From now on group i is a new incarnation; what the old one left behind is dropped.
-  void set_epoch(std::int64_t dp_group, std::uint64_t epoch);
+  // See csrc/include/asap/moe_comm.hpp. Waits for a reply under way.
+  void replace_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch);
   void abort() noexcept;
 
   const Layout& layout() const { return layout_; }
@@ -69,6 +70,7 @@ class MoEComm {
   std::int64_t moe_device() const { return moe_device_; }
 
  private:
+  void put_group(std::int64_t dp_group, const Buffers& buffers, std::uint64_t epoch);
   std::shared_ptr<Item> taken(std::shared_ptr<Item> item) const;
   [[noreturn]] void refuse(const Status& status, const Item& item) const;
   std::string missing_text(const Status& status) const;
@@ -76,7 +78,9 @@ class MoEComm {
   const DiePtr die_;
   const Layout layout_;
   const std::shared_ptr<SharedBuffer> buffer_;
-  std::vector<std::shared_ptr<SharedBuffer>> attention_buffers_;
+  // Held while results are written: `replace_group` changes where to.
+  TurnMutex mutex_;
+  std::vector<Buffers> attention_buffers_;
   const std::int64_t moe_device_;
   const RowType row_type_;
   const Combine combine_;

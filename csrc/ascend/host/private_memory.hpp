@@ -1,7 +1,9 @@
 // How much private memory a kernel wants, and where its host looks into it. The kernels' own files
-// are the truth (plan.h, item.h, super_kernel.h); tests/ascend/test_toolkit.py compares.
+// are the truth (plan.h, item.h, super_kernel.h, super_kernel_int8.h); tests/ascend/test_toolkit.py
+// compares.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "asap/geometry.hpp"
@@ -40,10 +42,18 @@ constexpr std::int64_t item_bytes(const Layout& l) {
   return item_rows(l) + max_item_rows(l) * l.row_bytes;
 }
 
+// Rows that a block of a super kernel computes at once.
+inline constexpr std::int64_t kTileRows = 128;
+
 // Of each block of the super kernel.
 constexpr std::int64_t workspace_bytes(std::int64_t intermediate, std::int64_t element) {
-  constexpr std::int64_t kTileRows = 128;
   return area(kTileRows * 2 * intermediate) + area(kTileRows * intermediate, element);
+}
+
+// The same in W8A8: rows in int8, and products.
+constexpr std::int64_t int8_workspace_bytes(std::int64_t hidden, std::int64_t intermediate) {
+  return area(kTileRows * std::max(hidden, intermediate), 1) +
+         area(kTileRows * std::max(hidden, 2 * intermediate));
 }
 
 }  // namespace asap::ascend

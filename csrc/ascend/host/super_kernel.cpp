@@ -1,7 +1,5 @@
 #include "super_kernel.hpp"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -9,13 +7,6 @@ namespace asap::ascend {
 namespace {
 
 constexpr std::int64_t kNumProjections = 4;  // gate and up, down, and the scales of both in int8
-constexpr std::int64_t kTileRows = 128;
-constexpr std::int64_t kTilingBytes = 1024;
-
-// csrc/ascend/tiling/tiling.cpp; 0, or why there is no tiling.
-using Tile = int (*)(std::int64_t rows, std::int64_t columns, std::int64_t inner,
-                     std::int64_t row_type, std::int64_t result_type, void* tiling,
-                     std::int64_t num_bytes);
 
 }  // namespace
 
@@ -28,67 +19,71 @@ SuperKernel::SuperKernel(DiePtr die, const Layout& layout, std::int64_t moe_devi
       shape_(weights),
       num_blocks_(std::max(1, compute_cores(die_->cores()).cube)),
       lane_(die_),
+      tilings_(*die_),
+      gate_up_(projection(2 * weights.intermediate, hidden_)),
+      down_(projection(hidden_, weights.intermediate)),
       layout_(die_, sizeof(Layout)),
-      gate_up_(die_, weights.num_layers * weights.num_experts * 2 * weights.intermediate * hidden_ *
-                         element_bytes()),
-      down_(die_, weights.num_layers * weights.num_experts * weights.intermediate * hidden_ *
-                      element_bytes()),
       table_(die_, weights.num_layers * kNumProjections * weights.num_experts * 8),
-      workspace_(die_, num_blocks_ * workspace_bytes(weights.intermediate, element_bytes())),
+      workspace_(die_, num_blocks_ * block_bytes()),
+      system_(die_, tilings_.system_bytes()),
       gate_up_tiling_(die_, kTilingBytes),
       down_tiling_(die_, kTilingBytes) {
   layout_.put(&layout, sizeof(Layout));
-  gate_up_.put(weights.gate_up, gate_up_.num_bytes());
-  down_.put(weights.down, down_.num_bytes());
+  gate_up_.matrices.put(weights.gate_up, gate_up_.matrices.num_bytes());
+  down_.matrices.put(weights.down, down_.matrices.num_bytes());
+  if (weights.is_int8()) {
+    gate_up_.scales.put(weights.gate_up_scale, gate_up_.scales.num_bytes());
+    down_.scales.put(weights.down_scale, down_.scales.num_bytes());
+  }
   fill_table();
-  fill_tiling(gate_up_tiling_, 2 * weights.intermediate, hidden_, RowType::float32);
-  fill_tiling(down_tiling_, hidden_, weights.intermediate, row_type_);
+  fill_tilings();
+}
+
+SuperKernel::Projection SuperKernel::projection(std::int64_t outputs, std::int64_t inputs) const {
+  const std::int64_t count = shape_.num_layers * shape_.num_experts;
+  const std::int64_t element = shape_.is_int8() ? 1 : element_bytes(row_type_);
+  return {die_, count, outputs * inputs * element, shape_.is_int8() ? outputs * 4 : 0};
+}
+
+std::int64_t SuperKernel::block_bytes() const {
+  return shape_.is_int8() ? int8_workspace_bytes(hidden_, shape_.intermediate)
+                          : workspace_bytes(shape_.intermediate, element_bytes(row_type_));
 }
 
 // One address for each (layer, projection, local expert).
 void SuperKernel::fill_table() const {
-  const std::int64_t matrix = shape_.intermediate * hidden_ * element_bytes();
   std::vector<const std::byte*> addresses;
   for (std::int64_t layer = 0; layer < shape_.num_layers; ++layer) {
-    const std::int64_t first = layer * shape_.num_experts;
-    for (std::int64_t x = 0; x < shape_.num_experts; ++x) {
-      addresses.push_back(gate_up_.address() + (first + x) * 2 * matrix);
-    }
-    for (std::int64_t x = 0; x < shape_.num_experts; ++x) {
-      addresses.push_back(down_.address() + (first + x) * matrix);
-    }
-    addresses.insert(addresses.end(), static_cast<std::size_t>(2 * shape_.num_experts), nullptr);
+    const std::int64_t first = layer * shape_.num_experts, end = first + shape_.num_experts;
+    for (std::int64_t n = first; n < end; ++n) addresses.push_back(gate_up_.matrix(n));
+    for (std::int64_t n = first; n < end; ++n) addresses.push_back(down_.matrix(n));
+    for (std::int64_t n = first; n < end; ++n) addresses.push_back(gate_up_.scale(n));
+    for (std::int64_t n = first; n < end; ++n) addresses.push_back(down_.scale(n));
   }
   table_.put(addresses.data(), std::ssize(addresses) * 8);
 }
 
-void SuperKernel::fill_tiling(const Memory& tiling, std::int64_t columns, std::int64_t inner,
-                              RowType result_type) const {
-  const std::string file = die_->kernels() + "/" + kTilingFile;
-  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw AclError(std::string("no tilings: ") + dlerror());
-  const auto tile = reinterpret_cast<Tile>(dlsym(library, "asap_tiling"));
-  std::vector<std::byte> bytes(kTilingBytes);
-  const int code = tile == nullptr
-                       ? -1
-                       : tile(kTileRows, columns, inner, static_cast<std::int64_t>(row_type_),
-                              static_cast<std::int64_t>(result_type), bytes.data(), kTilingBytes);
-  dlclose(library);
-  if (code != 0) {
-    throw AclError("asap_tiling of " + file + " returned " + std::to_string(code) + " for [" +
-                   std::to_string(kTileRows) + ", " + std::to_string(inner) + "] x [" +
-                   std::to_string(inner) + ", " + std::to_string(columns) + "]");
-  }
-  tiling.put(bytes.data(), kTilingBytes);
+void SuperKernel::fill_tilings() const {
+  const auto rows = static_cast<ElementType>(row_type_);
+  const bool is_int8 = shape_.is_int8();
+  const ElementType type = is_int8 ? ElementType::int8 : rows;
+  tilings_.put(gate_up_tiling_, {.columns = 2 * shape_.intermediate,
+                                 .inner = hidden_,
+                                 .type = type,
+                                 .result = is_int8 ? ElementType::int32 : ElementType::float32});
+  tilings_.put(down_tiling_, {.columns = hidden_,
+                              .inner = shape_.intermediate,
+                              .type = type,
+                              .result = is_int8 ? ElementType::int32 : rows});
 }
 
 void SuperKernel::run(const Item& item, void* results) const {
   if (item.num_rows == 0) return;
   lane_.run(
-      "asap_super_kernel", num_blocks_,
+      shape_.is_int8() ? "asap_super_kernel_int8" : "asap_super_kernel", num_blocks_,
       {layout_.address(), item.bytes.address(), results, table_.address(), workspace_.address(),
-       gate_up_tiling_.address(), down_tiling_.address(), lane_.status(), moe_device_,
-       shape_.intermediate, static_cast<std::int64_t>(row_type_)});
+       system_.address(), gate_up_tiling_.address(), down_tiling_.address(), lane_.status(),
+       moe_device_, shape_.intermediate, static_cast<std::int64_t>(row_type_)});
 }
 
 }  // namespace asap::ascend

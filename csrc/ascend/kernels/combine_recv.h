@@ -11,6 +11,14 @@ struct CombineRecvCall {
   int64_t slot, epoch, combine, timeout_cycles;
 };
 
+// Whether the header of a reply says what device e was sent.
+__aicore__ inline bool fits(const AttentionView& attention, const Plan& plan,
+                            const CombineRecvCall& call, int64_t e) {
+  const Address header = attention.header(call.slot, e);
+  return peek<int32_t>(header + kHeaderNumRows) == plan.num_replies(e, call.combine) &&
+         peek<int32_t>(header + kHeaderLayer) == plan.head.GetValue(kPlanLayer);
+}
+
 template <class T>
 class CombineRecv {
  public:
@@ -44,7 +52,7 @@ class CombineRecv {
         if ((owing & 1 << e) == 0) continue;
         if (!flags_.take_reply(attention_, call_.slot, e, call_.epoch, sequence)) continue;
         owing &= ~(1 << e);
-        if (!is_sound(e)) {
+        if (!fits(attention_, plan_, call_, e)) {
           code = kCorrupt;
           value = static_cast<int32_t>(e);
         }
@@ -53,12 +61,6 @@ class CombineRecv {
     }
     plan_.head.SetValue(kPlanOwing, owing);
     report(call_.status, code, code == kCorrupt ? value : static_cast<int32_t>(call_.slot), owing);
-  }
-
-  __aicore__ inline bool is_sound(int64_t e) const {
-    const Address header = attention_.header(call_.slot, e);
-    return peek<int32_t>(header + kHeaderNumRows) == plan_.num_replies(e, call_.combine) &&
-           peek<int32_t>(header + kHeaderLayer) == plan_.head.GetValue(kPlanLayer);
   }
 
   // Step 3. Blocks take tokens in turn. No flag follows: the next message to the device, sent

@@ -90,17 +90,23 @@ class DispatchRecv {
     return false;
   }
 
-  // Clears the bits of dead incarnations, so that the living may use their rows.
+  // Clears the bits of dead incarnations, so that the living may use their rows, and of messages
+  // older than another rank's (docs/verify.md, rule 5). Returns the others.
   __aicore__ inline int32_t drop_stale(int32_t bits) {
     const uint64_t epoch = peek<uint64_t>(call_.epochs + i_ * 8);
-    int32_t stale = 0;
+    int32_t fresh = 0;
+    uint64_t newest = 0;
     for (int64_t j = 0; j < l_.tp; ++j) {
       if ((bits & 1 << j) == 0) continue;
       const Address header = moe_.message(i_, j, slot_).header;
-      if (peek<uint64_t>(header + kHeaderEpoch) != epoch) stale |= 1 << j;
+      if (peek<uint64_t>(header + kHeaderEpoch) != epoch) continue;
+      const uint64_t sequence = peek<uint64_t>(header + kHeaderSequence);
+      if (sequence > newest) fresh = 0;
+      if (sequence >= newest) fresh |= 1 << j;
+      if (sequence > newest) newest = sequence;
     }
-    if (stale != 0) flags_.give_credit(moe_, i_, slot_, stale);
-    return bits & ~stale;
+    if (fresh != bits) flags_.give_credit(moe_, i_, slot_, bits & ~fresh);
+    return fresh;
   }
 
   // Step 2. Every value is copied first and checked after, so that a peer that writes out of turn

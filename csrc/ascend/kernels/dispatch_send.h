@@ -12,6 +12,7 @@ struct DispatchSendCall {
   Address abort, status;
   int64_t dp_group, tp_rank, slot, epoch, combine, timeout_cycles;
   int64_t devices;  // mask of those that have not got this message yet
+  int64_t empty;    // mask of those to which it says that there are no rows
 };
 
 class DispatchSend {
@@ -26,7 +27,8 @@ class DispatchSend {
   // Each block serves devices of its own, so blocks need not meet. After a timeout the call may be
   // made again for the devices that are left.
   __aicore__ inline void run() {
-    int32_t code = plan_.head.GetValue(kPlanIsSound) != 0 ? kOk : kInvalid;
+    const bool is_sound = plan_.head.GetValue(kPlanIsSound) != 0 || call_.devices == call_.empty;
+    int32_t code = is_sound ? kOk : kInvalid;
     int32_t pending = 0;
     for (int64_t e = GetBlockIdx(); e < l_.moe_devices; e += GetBlockNum()) pending |= 1 << e;
     pending &= static_cast<int32_t>(call_.devices);
@@ -49,8 +51,9 @@ class DispatchSend {
       // Step 1 of async-dispatch-send (3.2.1).
       if (!has_credit(moe, call_.dp_group, call_.slot, 1 << call_.tp_rank)) continue;
       const Message message = moe.message(call_.dp_group, call_.tp_rank, call_.slot);
-      write_rows(message, e);
-      write_header(message, e);
+      const bool is_empty = (call_.empty & 1 << e) != 0;
+      if (!is_empty) write_rows(message, e);
+      write_header(message, e, is_empty);
       flags_.announce_message(moe, call_.dp_group, call_.tp_rank, call_.slot);  // Steps 4 and 5
       served |= 1 << e;
     }
@@ -72,7 +75,7 @@ class DispatchSend {
   }
 
   // Step 3.
-  __aicore__ inline void write_header(const Message& message, int64_t e) {
+  __aicore__ inline void write_header(const Message& message, int64_t e, bool is_empty) {
     const LocalTensor<int32_t> header = header_.Get<int32_t>();
     const uint32_t num_words = static_cast<uint32_t>(l_.header_bytes / 4);
     for (uint32_t n = 0; n < num_words; ++n) header.SetValue(n, 0);
@@ -82,6 +85,12 @@ class DispatchSend {
     header.SetValue(kHeaderSequence / 4, static_cast<int32_t>(sequence));
     header.SetValue(kHeaderSequence / 4 + 1, static_cast<int32_t>(sequence >> 32));
     header.SetValue(kHeaderLayer / 4, plan_.head.GetValue(kPlanLayer));
+    if (!is_empty) write_counts(header, e);
+    order<HardEvent::S_MTE3>();
+    DataCopyPad(array<int32_t>(message.header), header, {1, num_words * 4, 0, 0, 0});
+  }
+
+  __aicore__ inline void write_counts(const LocalTensor<int32_t>& header, int64_t e) {
     header.SetValue(kHeaderNumRows / 4, static_cast<int32_t>(plan_.num_rows(e)));
     header.SetValue(kHeaderNumPairs / 4,
                     static_cast<int32_t>(plan_.first_pair(e + 1) - plan_.first_pair(e)));
@@ -92,8 +101,6 @@ class DispatchSend {
       header.SetValue(static_cast<uint32_t>(kHeaderBytes / 4 + x - first),
                       plan_.pair_begin.GetValue(x + 1) - plan_.pair_begin.GetValue(x));
     }
-    order<HardEvent::S_MTE3>();
-    DataCopyPad(array<int32_t>(message.header), header, {1, num_words * 4, 0, 0, 0});
   }
 
   const DispatchSendCall call_;

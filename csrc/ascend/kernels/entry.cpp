@@ -1,9 +1,9 @@
 // The kernels by the names under which the host loads them. A row type is that of the rows as they
 // travel and are computed: 0 float32, 1 bfloat16, 2 float16, as asap::RowType on the host.
-#include "combine_recv.h"
 #include "combine_send.h"
 #include "dispatch_recv.h"
 #include "dispatch_send.h"
+#include "last_reply.h"
 #include "super_kernel_int8.h"
 
 namespace asap {
@@ -36,9 +36,9 @@ extern "C" __global__ __aicore__ __vector__ void asap_plan(GM_ADDR layout, GM_AD
 extern "C" __global__ __aicore__ __vector__ void asap_dispatch_send(
     GM_ADDR layout, GM_ADDR plan, GM_ADDR hidden, GM_ADDR moe_buffers, GM_ADDR abort,
     GM_ADDR status, int64_t dp_group, int64_t tp_rank, int64_t slot, int64_t epoch, int64_t combine,
-    int64_t timeout_cycles, int64_t devices) {
+    int64_t timeout_cycles, int64_t devices, int64_t empty) {
   asap::DispatchSend({layout, plan, hidden, moe_buffers, abort, status, dp_group, tp_rank, slot,
-                      epoch, combine, timeout_cycles, devices})
+                      epoch, combine, timeout_cycles, devices, empty})
       .run();
 }
 
@@ -66,20 +66,29 @@ extern "C" __global__ __aicore__ __vector__ void asap_combine_recv(
                                       combine, timeout_cycles});
 }
 
+extern "C" __global__ __aicore__ __vector__ void asap_take_last_reply(
+    GM_ADDR layout, GM_ADDR plan, GM_ADDR buffer, GM_ADDR status, int64_t slot, int64_t epoch,
+    int64_t combine, int64_t moe_device) {
+  asap::take_last_reply({layout, plan, buffer, nullptr, nullptr, status, slot, epoch, combine, 0},
+                        moe_device);
+}
+
 extern "C" __global__ __aicore__ __mix__(1, 1) void asap_super_kernel(
     GM_ADDR layout, GM_ADDR item, GM_ADDR results, GM_ADDR weights, GM_ADDR workspace,
-    GM_ADDR gate_up_tiling, GM_ADDR down_tiling, GM_ADDR status, int64_t moe_device,
+    GM_ADDR system, GM_ADDR gate_up_tiling, GM_ADDR down_tiling, GM_ADDR status, int64_t moe_device,
     int64_t intermediate, int64_t row_type) {
   asap::run_as<asap::SuperKernel>(
-      row_type, asap::SuperKernelCall{layout, item, results, weights, workspace, gate_up_tiling,
-                                      down_tiling, status, moe_device, intermediate});
+      row_type,
+      asap::SuperKernelCall{layout, item, results, weights, workspace, system, gate_up_tiling,
+                            down_tiling, status, moe_device, intermediate});
 }
 
 extern "C" __global__ __aicore__ __mix__(1, 1) void asap_super_kernel_int8(
     GM_ADDR layout, GM_ADDR item, GM_ADDR results, GM_ADDR weights, GM_ADDR workspace,
-    GM_ADDR gate_up_tiling, GM_ADDR down_tiling, GM_ADDR status, int64_t moe_device,
+    GM_ADDR system, GM_ADDR gate_up_tiling, GM_ADDR down_tiling, GM_ADDR status, int64_t moe_device,
     int64_t intermediate, int64_t row_type) {
   asap::run_as<asap::Int8SuperKernel>(
-      row_type, asap::SuperKernelCall{layout, item, results, weights, workspace, gate_up_tiling,
-                                      down_tiling, status, moe_device, intermediate});
+      row_type,
+      asap::SuperKernelCall{layout, item, results, weights, workspace, system, gate_up_tiling,
+                            down_tiling, status, moe_device, intermediate});
 }

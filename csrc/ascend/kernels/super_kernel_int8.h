@@ -72,16 +72,7 @@ class Int8SuperKernel {
  public:
   __aicore__ inline explicit Int8SuperKernel(const SuperKernelCall& call)
       : call_(call), l_(read_layout(call.layout)), item_{l_, call.item} {
-    const uint32_t width = static_cast<uint32_t>(call.intermediate);
-    const uint32_t hidden = static_cast<uint32_t>(l_.hidden);
-    const uint32_t widest = width > hidden ? width : hidden;
-    pipe_.InitBuffer(gate_, widest * sizeof(float));
-    pipe_.InitBuffer(up_, widest * sizeof(float));
-    pipe_.InitBuffer(product_, widest * sizeof(float));
-    pipe_.InitBuffer(row_scales_, kTileRows * 4);
-    quantiser_.init(pipe_, widest);
-    row_caster_.init(pipe_, hidden);
-    const Space space = space_of(hidden, width);
+    const Space space = space_of(l_.hidden, call.intermediate);
     quantised_ = call.workspace + GetBlockIdx() * space.num_bytes;
     products_ = quantised_ + space.quantised_bytes;
   }
@@ -90,17 +81,31 @@ class Int8SuperKernel {
     return space_of(hidden, intermediate).num_bytes;
   }
 
+  // As SuperKernel::run.
   __aicore__ inline void run() {
-    TCubeTiling tiling{};
-    REGIST_MATMUL_OBJ(&pipe_, GetSysWorkSpacePtr(), int8_product_, &tiling);
-    const int64_t num_experts =
-        first_expert(l_, call_.moe_device + 1) - first_expert(l_, call_.moe_device);
-    const Weights weights{call_.weights, item_.head().GetValue(kItemLayer), num_experts};
-    Tiles tiles(item_.num_rows_E(), num_experts);
-    Tile tile;
-    while (tiles.next(tile)) compute(tile, weights);
-    PipeBarrier<PIPE_ALL>();
-    report(call_.status, kOk);
+    TCubeTiling gate_up = read_tiling(call_.gate_up_tiling);
+    TCubeTiling down = read_tiling(call_.down_tiling);
+    SetSysWorkspace(call_.system);
+    REGIST_MATMUL_OBJ(&pipe_, GetSysWorkSpacePtr(), gate_up_product_, &gate_up, down_product_,
+                      &down);
+    init_buffers();
+    compute_tiles(*this, call_, l_, item_);
+  }
+
+  __aicore__ inline void compute(const Tile& tile, const Weights& weights) {
+    const int32_t rows = static_cast<int32_t>(tile.num_rows);
+    const int32_t hidden = static_cast<int32_t>(l_.hidden);
+    const int32_t width = static_cast<int32_t>(call_.intermediate);
+    for (int64_t n = 0; n < rows; ++n) quantise_row(tile, n);
+    PipeBarrier<PIPE_ALL>();  // quantised rows before they are multiplied
+    multiply<int8_t, int32_t>(gate_up_product_, products_, quantised_,
+                              weights.at(kGateUp, tile.expert), {rows, 2 * width, hidden});
+    for (int64_t n = 0; n < rows; ++n) activate(n, weights.at(kGateUpScale, tile.expert));
+    PipeBarrier<PIPE_ALL>();  // mixed rows before they are multiplied
+    multiply<int8_t, int32_t>(down_product_, products_, quantised_, weights.at(kDown, tile.expert),
+                              {rows, hidden, width});
+    for (int64_t n = 0; n < rows; ++n) store_row(tile, n, weights.at(kDownScale, tile.expert));
+    PipeBarrier<PIPE_ALL>();  // products read before the next tile's
   }
 
  private:
@@ -114,20 +119,16 @@ class Int8SuperKernel {
     return {quantised, quantised + whole_lines(kTileRows * outer * 4)};
   }
 
-  __aicore__ inline void compute(const Tile& tile, const Weights& weights) {
-    const int32_t rows = static_cast<int32_t>(tile.num_rows);
-    const int32_t hidden = static_cast<int32_t>(l_.hidden);
-    const int32_t width = static_cast<int32_t>(call_.intermediate);
-    for (int64_t n = 0; n < rows; ++n) quantise_row(tile, n);
-    PipeBarrier<PIPE_ALL>();  // quantised rows before they are multiplied
-    multiply<int8_t, int32_t>(int8_product_, products_, quantised_,
-                              weights.at(kGateUp, tile.expert), {rows, 2 * width, hidden});
-    for (int64_t n = 0; n < rows; ++n) activate(n, weights.at(kGateUpScale, tile.expert));
-    PipeBarrier<PIPE_ALL>();  // mixed rows before they are multiplied
-    multiply<int8_t, int32_t>(int8_product_, products_, quantised_, weights.at(kDown, tile.expert),
-                              {rows, hidden, width});
-    for (int64_t n = 0; n < rows; ++n) store_row(tile, n, weights.at(kDownScale, tile.expert));
-    PipeBarrier<PIPE_ALL>();  // products read before the next tile's
+  __aicore__ inline void init_buffers() {
+    const uint32_t width = static_cast<uint32_t>(call_.intermediate);
+    const uint32_t hidden = static_cast<uint32_t>(l_.hidden);
+    const uint32_t widest = width > hidden ? width : hidden;
+    pipe_.InitBuffer(gate_, widest * sizeof(float));
+    pipe_.InitBuffer(up_, widest * sizeof(float));
+    pipe_.InitBuffer(product_, widest * sizeof(float));
+    pipe_.InitBuffer(row_scales_, kTileRows * 4);
+    quantiser_.init(pipe_, widest);
+    row_caster_.init(pipe_, hidden);
   }
 
   __aicore__ inline void quantise_row(const Tile& tile, int64_t n) {
@@ -186,7 +187,7 @@ class Int8SuperKernel {
   const Layout l_;
   const Item item_;
   TPipe pipe_;
-  Product<int8_t, int32_t> int8_product_;
+  Product<int8_t, int32_t> gate_up_product_, down_product_;
   Quantiser quantiser_;
   RowCaster<T> row_caster_;
   TBuf<TPosition::VECCALC> gate_, up_, product_, row_scales_;

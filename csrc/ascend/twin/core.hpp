@@ -70,6 +70,7 @@ class Core {
   std::vector<std::byte> unified;
   std::vector<bool> is_set;  // per byte of `unified`
   bool adds = false;         // SetAtomicAdd is on
+  std::uint8_t* system_workspace = nullptr;
   const std::uint64_t& now_;
 
  private:

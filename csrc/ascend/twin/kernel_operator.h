@@ -163,8 +163,15 @@ class TPipe {
     return true;
   }
 
+  void register_products() {
+    if (num_buffers_ > 0) throw twin::Fault("Matmul registered after InitBuffer");
+    if (has_products_) throw twin::Fault("Matmul registered twice");
+    has_products_ = true;
+  }
+
  private:
   int num_buffers_ = 0;
+  bool has_products_ = false;
 };
 
 template <HardEvent event>

@@ -64,6 +64,7 @@ const Kernel& kernel_of(const std::string& name) {
       kernel("asap_dispatch_recv", {1, 0}, asap_dispatch_recv),
       kernel("asap_combine_send", {1, 0}, asap_combine_send),
       kernel("asap_combine_recv", {1, 0}, asap_combine_recv),
+      kernel("asap_take_last_reply", {1, 0}, asap_take_last_reply),
       kernel("asap_super_kernel", {1, 1}, asap_super_kernel),
       kernel("asap_super_kernel_int8", {1, 1}, asap_super_kernel_int8),
       kernel("test_scale_rows", {1, 0}, test_scale_rows),
@@ -119,6 +120,8 @@ int asap_tiling(std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int
   std::memset(tiling, 0, static_cast<std::size_t>(num_bytes));
   return 0;
 }
+
+std::int64_t asap_system_bytes() { return AscendC::kSystemWorkspaceBytes; }
 
 std::int64_t asap_plan_bytes(const asap::Layout* layout) {
   return asap::Plan(*layout, nullptr).carver.num_bytes;

@@ -88,8 +88,27 @@ class Matmul {
   std::int32_t rows_ = 0, columns_ = 0, inner_ = 0, org_columns_ = 0, org_inner_ = 0;
 };
 
-inline GM_ADDR GetSysWorkSpacePtr() { return nullptr; }
+inline constexpr std::uint64_t kSystemWorkspaceBytes = 1024;
+
+inline void SetSysWorkspace(GM_ADDR workspace) { twin::this_core().system_workspace = workspace; }
+inline GM_ADDR GetSysWorkSpacePtr() { return twin::this_core().system_workspace; }
+
+inline void init_products(TPipe*) {}
+template <class Object, class... Others>
+void init_products(TPipe* pipe, Object& object, const TCubeTiling* tiling, Others&&... others) {
+  object.Init(tiling, pipe);
+  init_products(pipe, std::forward<Others>(others)...);
+}
+
+// On a cube core this serves the products named here until the end: there is no second time.
+template <class... ObjectsAndTilings>
+void register_products(TPipe* pipe, GM_ADDR workspace, ObjectsAndTilings&&... objects) {
+  twin::this_core().memory.check(workspace, kSystemWorkspaceBytes, "system workspace");
+  pipe->register_products();
+  init_products(pipe, std::forward<ObjectsAndTilings>(objects)...);
+}
 
 }  // namespace AscendC
 
-#define REGIST_MATMUL_OBJ(pipe, workspace, object, tiling) (object).Init(tiling, pipe)
+#define REGIST_MATMUL_OBJ(pipe, workspace, ...) \
+  AscendC::register_products(pipe, workspace, __VA_ARGS__)

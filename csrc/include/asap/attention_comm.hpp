@@ -6,21 +6,16 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
+#include "asap/endpoint.hpp"
 #include "asap/protocol.hpp"
 #include "asap/routing.hpp"
 #include "asap/rows.hpp"
 #include "asap/shared_buffer.hpp"
 
 namespace asap {
-
-// Who an attention rank is.
-struct RankId {
-  std::int64_t dp_group;  // i
-  std::int64_t tp_rank;   // j
-  std::uint64_t epoch;    // of this incarnation of the group
-};
 
 // One thread at a time; only `abort`, `be_patient` and `replace_device` may be called from another.
 class AttentionComm {
@@ -68,13 +63,10 @@ class AttentionComm {
   RowType row_type() const { return row_type_; }
 
  private:
-  // The message in flight in one slot.
-  struct Slot {
+  struct Slot : Sent {
+    explicit Slot(Routing empty) : routing(std::move(empty)) {}
+
     Routing routing;
-    std::uint64_t sequence = 0;
-    std::int64_t layer = 0;
-    bool in_flight = false;
-    bool solo = false;
     std::vector<std::int64_t> unsent;  // devices the message has not been written to
     std::vector<std::int64_t> owing;   // devices whose reply has not come
   };
@@ -86,8 +78,6 @@ class AttentionComm {
   Slot& slot_at(std::int64_t slot);
   const Slot& slot_at(std::int64_t slot) const;
   const MoEView& moe_at(std::int64_t moe_device) const;
-  void check_moe_buffer(const SharedBuffer& buffer) const;
-  void check_room(std::int64_t slot, std::int64_t num_tokens) const;
   bool has_room(std::int64_t slot, std::int64_t moe_device) const;
   void await_room(std::int64_t slot, Deadline& deadline);
   void count_wait(const std::vector<std::int64_t>& devices, double seconds);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "asap/endpoint.hpp"
 #include "asap/item.hpp"
 #include "asap/protocol.hpp"
 #include "asap/routing.hpp"

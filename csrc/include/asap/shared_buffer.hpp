@@ -10,11 +10,13 @@
 
 namespace asap {
 
-// Owns one mapping; its pages are present from the start, in huge pages where the kernel has them.
+// Owns one mapping. Its pages are present from the start, in huge pages where the kernel has them,
+// or come when they are written.
 class Mapping {
  public:
-  static Mapping anonymous(std::int64_t num_bytes) { return Mapping(-1, num_bytes); }
-  static Mapping shared(int fd, std::int64_t num_bytes) { return Mapping(fd, num_bytes); }
+  static Mapping anonymous(std::int64_t num_bytes) { return present(-1, num_bytes); }
+  static Mapping shared(int fd, std::int64_t num_bytes) { return present(fd, num_bytes); }
+  static Mapping sparse(int fd, std::int64_t num_bytes) { return Mapping(fd, num_bytes); }
 
   Mapping() = default;
   ~Mapping();
@@ -25,6 +27,7 @@ class Mapping {
   std::int64_t num_bytes() const noexcept { return num_bytes_; }
 
  private:
+  static Mapping present(int fd, std::int64_t num_bytes);
   Mapping(int fd, std::int64_t num_bytes);
 
   std::byte* bytes_ = nullptr;
@@ -37,6 +40,10 @@ class SharedBuffer {
  public:
   // `name` shows up in /proc/PID/maps as memfd:asap-NAME. Throws std::system_error.
   static std::shared_ptr<SharedBuffer> create(const std::string& name, std::int64_t num_bytes);
+
+  // The same for memory of which little will be written: pages come with the first write.
+  static std::shared_ptr<SharedBuffer> create_sparse(const std::string& name,
+                                                     std::int64_t num_bytes);
 
   // Open a peer's buffer through /proc/PID/fd/FD. Throws std::system_error when the peer is gone,
   // std::invalid_argument when what is there is no buffer of ours of this size.
@@ -52,7 +59,7 @@ class SharedBuffer {
   std::int64_t num_bytes() const noexcept { return mapping_.num_bytes(); }
 
  private:
-  SharedBuffer(int fd, std::int64_t num_bytes);
+  SharedBuffer(int fd, Mapping mapping);
 
   pid_t pid_;
   int fd_;
