@@ -7,6 +7,8 @@ ASCEND := $(wildcard csrc/ascend/*/*.h csrc/ascend/*/*.hpp csrc/ascend/*/*.cpp)
 CPP := $(NATIVE) $(ASCEND) $(wildcard tests/csrc/*.[ch]pp tests/ascend/*.cpp tests/ascend/*/*.cpp)
 TYPES := build/types/asap_ray
 VLLM := build/vllm
+NPU := build/npu-venv
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 NPM_CI := npm ci --legacy-peer-deps --ignore-scripts --no-audit --no-fund
 
 # Several processes share the cores: each gets one thread unless it asks for more.
@@ -14,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-thorough test-ascend ascend check check-dashboards render-dashboards verify bench soak vs-vllm clean setup hooks
+.PHONY: demo test test-thorough test-ascend test-npu npu-venv ascend check check-dashboards render-dashboards verify bench soak vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +26,8 @@ help:
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-thorough  the tests that take minutes: hangs, sanitizers, a real Prometheus (CI runs them too)"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
+	@echo "make test-npu  what only an Ascend device can show; needs one, CANN and make ascend"
+	@echo "make npu-venv  torch-npu in an environment of its own, for make test-ascend"
 	@echo "make ascend  compile the Ascend kernels; needs CANN (docs/ascend.md)"
 	@echo "make check-dashboards  the dashboards against the types that Grafana publishes (needs npm and its registry)"
 	@echo "make render-dashboards  their panels by Grafana's own code, as pictures in out/dashboards (needs npm and chromium)"
@@ -52,8 +56,18 @@ test: setup
 test-thorough: setup
 	$(BIN)/python -m pytest -m thorough -o timeout=600 --ignore=tests/ascend
 
-test-ascend: setup
-	$(BIN)/python -m pytest -m "thorough or not thorough" tests/ascend
+test-ascend: setup npu-venv
+	$(BIN)/python -m pytest -m "not npu" tests/ascend
+
+test-npu: setup
+	$(BIN)/python -m pytest -m npu -o timeout=600 tests/ascend
+
+# torch-npu beside our packages, which it shares: where it is installed, `import torch` needs CANN.
+npu-venv: setup
+	@test -e build/npu.stamp || { $(BIN)/python -m venv --clear --without-pip $(NPU) && \
+	  echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(NPU)/bin/python $(SITE))/shared.pth" && \
+	  $(BIN)/pip --python $(NPU)/bin/python install --quiet --no-deps -c constraints.txt torch-npu && \
+	  touch build/npu.stamp; } || echo "npu-venv: SKIPPED, pip could not install torch-npu; so are tests that need it"
 
 ascend:
 	@test -n "$$ASCEND_HOME_PATH" || \

@@ -60,7 +60,7 @@ class Admission:
         """Queue one prompt; its prefixes are shared with prompts of the same `cache_salt`.
 
         Raises:
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or the first token would be late.
         """
         root = root_key(self._model.fingerprint, cache_salt)
         keys = block_keys(request.token_ids, self._config.kv_cache.block_size, root)

@@ -23,6 +23,7 @@ from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
+from asap_ray.actors.stragglers import watch_stragglers
 from asap_ray.actors.timeline import timeline_route
 from asap_ray.backends.host import instance_of
 from asap_ray.batch import Request
@@ -70,7 +71,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     max_ongoing_requests=100_000,  # the bounded queue is ours and answers 429
     ray_actor_options={"num_cpus": 0},
     health_check_period_s=2,
-    health_check_timeout_s=30,
+    health_check_timeout_s=10,  # three in a row, then Serve replaces a frontend that hangs
     graceful_shutdown_wait_loop_s=1,
 )
 @serve.ingress()
@@ -91,6 +92,7 @@ class Frontend:
         self._failure = ""
         self._life = asyncio.create_task(self._live())
         self._reports = asyncio.create_task(self._report())
+        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.duty, self._metrics.slowness))
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
@@ -144,9 +146,10 @@ class Frontend:
         await self._service.close()
 
     async def __del__(self) -> None:
-        for task in (self._life, self._reports):
+        tasks = (self._life, self._reports, self._stragglers)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(self._life, self._reports, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._service.close()
         await self._service.hand_off.close()
         await self._instance.stop()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
@@ -47,6 +48,9 @@ _BYTES_PER_TOKEN: Final = 16
 """An id in JSON has at most 11 digits, a comma and a space; a token of text is shorter on average."""
 
 _BODY_SLACK: Final = 1 << 16
+
+_BODY_S: Final = 60.0
+"""A client that sends a byte a second does not hold its connection for longer."""
 
 _T = TypeVar("_T")
 
@@ -122,8 +126,8 @@ class Routes:
 
     async def completions(self, http: HttpRequest) -> Response:
         """Continue each prompt: text, token ids, or a list of either."""
-        arrival_s = time.monotonic()
-        body = parse(CompletionBody, await self._read(http))
+        content, arrival_s = await self._read(http), time.monotonic()
+        body = parse(CompletionBody, content)
         self._check_model(body.model)
         if body.stop:
             self._tokenizer()  # without one no text can be searched
@@ -134,8 +138,8 @@ class Routes:
 
     async def chat_completions(self, http: HttpRequest) -> Response:
         """Answer a conversation."""
-        arrival_s = time.monotonic()
-        body = parse(ChatBody, await self._read(http))
+        content, arrival_s = await self._read(http), time.monotonic()
+        body = parse(ChatBody, content)
         self._check_model(body.model)
         prompts = [await self._chat_token_ids(body.messages, body.chat_template_kwargs)]
         answer = ChatAnswer(self._model, body, [len(ids) for ids in prompts])
@@ -143,8 +147,8 @@ class Routes:
 
     async def generate(self, http: HttpRequest) -> Response:
         """Token ids in, token ids out: vLLM's route for instances that work as a pair."""
-        arrival_s = time.monotonic()
-        body = parse(GenerateBody, await self._read(http))
+        content, arrival_s = await self._read(http), time.monotonic()
+        body = parse(GenerateBody, content)
         self._check_model(body.model)
         check_token_ids(body.token_ids, "token_ids", self._model.vocab_size)
         answer = GenerateAnswer(self._model, body)
@@ -205,12 +209,17 @@ class Routes:
         return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def _read(self, http: HttpRequest) -> bytes:
-        """The body, unless it is longer than any the queue could take."""
+        """The body, unless it is longer than any the queue could take, or does not end."""
         body = bytearray()
-        async for part in http.stream():
-            body += part
-            if len(body) > self._max_body_bytes:
-                raise HTTPException(413, f"the body is longer than {self._max_body_bytes} bytes")
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for part in http.stream():
+                    body += part
+                    if len(body) > self._max_body_bytes:
+                        raise HTTPException(413, f"the body is longer than {self._max_body_bytes} bytes")
+        except TimeoutError:
+            reason = f"{len(body)} bytes of the body came within {_BODY_S:g} s, and not all of it"
+            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, reason) from None
         return bytes(body)
 
     def _check_model(self, name: str | None) -> None:

@@ -104,6 +104,10 @@ class FrontendMetrics:
         """Blocks that requests hold, of all there are."""
         self._vllm.set(frontend.KV_CACHE_USAGE, num_held / num_blocks)
 
+    def slowness(self, device: str, times: float) -> None:
+        """A device takes so many times as long as the others of its kind."""
+        self._asap.set(frontend.DEVICE_SLOWNESS, times, device=device)
+
     def report_devices(self, vitals: Vitals) -> None:
         """Once a second: who serves, who was lost, and when the instance began."""
         for device, is_up in vitals.up.items():

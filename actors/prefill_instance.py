@@ -242,8 +242,10 @@ def agree(registered: Mapping[str, Registration]) -> None:
     """
     (first, reference), *others = registered.items()
     for name, registration in others:
-        pair = (reference, registration)
-        is_linked = all(each.link for each in pair)
-        mine, its = ({"node": "" if is_linked else each.node, **each.fingerprint} for each in pair)
-        for field, ours, theirs in differing_fields(mine, its):
+        for field, ours, theirs in differing_fields(reference.fingerprint, registration.fingerprint):
             raise ConfigError(f"{first} and {name} differ in {field}: {ours} and {theirs}")
+        if reference.node != registration.node and not (reference.link and registration.link):
+            raise ConfigError(
+                f"{first} and {name} differ in node: {reference.node} and {registration.node}; between nodes rows "
+                "travel with fabric auto or nixl and the extra asap-ray[nixl]"
+            )

@@ -76,10 +76,10 @@ class Job:
             results=sorted(results, key=lambda result: result.index),
             watch=watch,
         )
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(summary_table(summarise(report.results, self.slo_s)))  # even if the disk is full
         write_json(json_file, report)
         write_html(html_file, report)
-        console = Console(highlight=False, soft_wrap=True)
-        console.print(summary_table(summarise(report.results, self.slo_s)))
         if len(results) < len(requests):
             console.print(f"interrupted: {len(requests) - len(results)} of {len(requests)} requests had not ended")
         console.print(f"report: {html_file}\nresults: {json_file}")

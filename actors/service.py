@@ -52,6 +52,7 @@ class PrefillService:
             config.max_queued_requests,
             config.max_queued_tokens,
             policy_of(config.policy, config.prefill, tokens),
+            slo_ttft_s=config.slo_ttft_s,
         )
         self.admission = Admission(config, model, self._scheduler)
         self._answers = Answers(self.metrics, DEADLINES * config.prefill.deadline_s)
@@ -139,7 +140,7 @@ class PrefillService:
 
         Raises:
             Unavailable: the instance is not ready, or lost a device on the way; nothing hangs.
-            Overloaded: the queue is full.
+            Overloaded: the queue is full, or the first token would be late.
             RequestError: see `Admission`.
         """
         hands_off = bool(transfer and self.hand_off.check(requests, transfer))
@@ -237,7 +238,7 @@ class PrefillService:
         async for made, stamps in self._answers.passes(group, self._groups.run(group, batch)):
             self.metrics.passed(batch, made, is_first)
             if is_first:
-                self._scheduler.computed(batch)
+                self._scheduler.computed(batch, time.monotonic())
                 for waiter in self._answers.of(batch.requests):
                     waiter.add(stamps)
             self._answers.give(made, is_first=is_first, hand_off=partial(self._handed_off, group))

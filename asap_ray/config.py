@@ -53,6 +53,7 @@ class ServeConfig:
     max_queued_tokens: int = 1 << 20
     max_answer_tokens: int = 1024  # a longer answer is refused: decode here is correct, not fast
     ttft_objective_s: float = 5.0  # the paper's (5.1); only the lateness of first tokens is measured by it
+    slo_ttft_s: float | None = None  # refuse at once what would have its first token later (docs/scheduler.md)
     start_timeout_s: float = 180.0
     lease_s: float = 60.0  # blocks wait so long for a decode instance from its last sign of life (docs/kvcache.md)
     nixl_peer: str = ""  # side channel, HOST:PORT, of the vLLM that decodes; empty: hand-off through shared memory
@@ -76,6 +77,8 @@ class ServeConfig:
             raise ConfigError(f"lease_s={self.lease_s} must be positive")
         if self.ttft_objective_s <= 0:
             raise ConfigError(f"ttft_objective_s={self.ttft_objective_s} must be positive")
+        if self.slo_ttft_s is not None and self.slo_ttft_s <= 0:
+            raise ConfigError(f"slo_ttft_s={self.slo_ttft_s} must be positive; without an objective leave it out")
         if self.orphan_timeout_s < MIN_ORPHAN_S:
             raise ConfigError(
                 f"orphan_timeout_s={self.orphan_timeout_s} must be at least {MIN_ORPHAN_S}: "

@@ -128,9 +128,11 @@ async def round_of(story: Story, load: Load, striker: Striker, auditor: Auditor,
     """Load, a strike, load again, and a census in silence."""
     load.resume()
     await asyncio.sleep(random.Random(len(story.censuses)).uniform(*BEFORE_S))
-    strike = await (striker.strike(*given) if given else striker.strike_any())
+    role, method = given or striker.draw()
+    story.tell(f"{method} of {role}")
+    strike = await striker.strike(role, method)
     story.strikes.append(strike)
-    story.tell(f"{strike.method} of {strike.role}: ready after {strike.away_s:.1f} s")
+    story.tell(f"  ready after {strike.away_s:.1f} s")
     await asyncio.sleep(AFTER_S)
     await load.pause()
     await look(story, load.tally, auditor)
@@ -140,9 +142,8 @@ async def look(story: Story, tally: Tally, auditor: Auditor) -> None:
     """A census, and what the clients have to say."""
     census = await auditor.take()
     story.censuses.append(census)
-    for text in (*census.wrong, *tally.violations):
+    for text in (*census.wrong, *tally.drain()):
         story.violate(text)
-    tally.violations.clear()
     held = ", ".join(f"{role} {mb:.0f} MB {fds} fds" for role in ROLES.values() for _, mb, fds in [census.total(role)])
     story.tell(f"  {dict(tally.outcomes)}")
     story.tell(f"  {census.num_processes} processes; {held}")
@@ -162,6 +163,8 @@ async def soak(story: Story, root: int, url: str, model: Path, minutes: float) -
     except TimeoutError:
         story.violate(f"nobody is served any more: {load.tally.outcomes}")
     finally:
+        for text in load.tally.drain():
+            story.violate(text)
         for client in clients:
             client.cancel()
         for result in await asyncio.gather(*clients, return_exceptions=True):

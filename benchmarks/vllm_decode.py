@@ -110,12 +110,14 @@ def interoperate(options: argparse.Namespace) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     model, is_latent = folder / options.family, options.family == "deepseek_v3"
     longest = MAX_LATENT_TOKENS if is_latent else MAX_TOKENS
+    # vLLM's blocks have 128 tokens, or 16 of latents; a rank that reads from several wants theirs to be as large.
+    block_size = 16 if is_latent else 64 if options.tp == 1 else 128
     if not (model / "config.json").exists():  # heads of 128 make latents of 512 and 64, which kernels ask for
         make_random_checkpoint(model, family=options.family, **{**MODEL, "head_dim": 128 if is_latent else 64})
     adopt_orphans()
     with (
         running(decoding(model, options.vllm_venv.absolute(), is_latent, folder), folder / "vllm.log") as decode,
-        running(prefilling(model, options.tp, 16 if is_latent else 64, folder), folder / "asap-ray.log") as prefill,
+        running(prefilling(model, options.tp, block_size, folder), folder / "asap-ray.log") as prefill,
         httpx.Client(timeout=120.0, trust_env=False) as http,
     ):
         pair = Pair(http, prefill, decode)

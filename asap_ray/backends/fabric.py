@@ -27,16 +27,25 @@ def require_device(config: ServeConfig) -> None:
 
 
 def open_ports(config: ServeConfig) -> HostPorts:
-    """The ports of this host, with links where the configuration may need them.
+    """The ports of this host, with a link where the configuration may need one and NIXL is there.
 
     Raises:
-        ConfigError: NIXL is not installed, when devices begin to register.
+        ConfigError: it needs one, and NIXL is not.
     """
-    if config.fabric == "shm":
-        return HostPorts()
     if config.fabric == "nixl":
+        require_nixl()
         return FabricPorts(is_near=lambda _: False)
-    return FabricPorts(is_near=lambda peer: peer.node == node_name())
+    if config.fabric == "auto" and _has_nixl():
+        return FabricPorts(is_near=lambda peer: peer.node == node_name())
+    return HostPorts()
+
+
+def _has_nixl() -> bool:
+    try:
+        require_nixl()
+    except ConfigError:
+        return False
+    return True
 
 
 class FabricPorts(HostPorts):
@@ -68,7 +77,7 @@ class FabricPorts(HostPorts):
             near: _native.SharedBuffer = super().open(peer)
             return near
         if not peer.link:
-            raise ConfigError(f"{peer.role} {peer.index} on {peer.node} has no NIXL link; its fabric is shm")
+            raise ConfigError(f"{peer.role} {peer.index} on {peer.node} has no NIXL link")
         mirror = _native.SharedBuffer.create_sparse(f"mirror-{peer.role}-{peer.index}-{peer.tp_rank}", peer.num_bytes)
         if self.carrier:
             self.carrier.join(peer, mirror)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from asap_ray import _native
-from asap_ray.backends.host_comm import DTYPES, HostAttentionComm
+from asap_ray.backends.host_comm import DTYPES
 from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.kv_memory import fit_blocks, process_bytes
 from asap_ray.backends.node import node_name
@@ -119,7 +119,8 @@ class HostAttention:
         self.runtime.on_close(native.abort)
         self.runtime.on_close(self._ports.close)
         self._native = native
-        self.comm = HostAttentionComm(native, self._layout, DTYPES[self._config.compute_type], prefill.deadline_s)
+        dtype = DTYPES[self._config.compute_type]
+        self.comm = self._ports.attention_comm(native, self._layout, dtype, prefill.deadline_s)
 
     def be_patient(self, seconds: float) -> None:
         """A MoE device is being replaced: until it is, for so long at most, no deadline passes. For any thread."""

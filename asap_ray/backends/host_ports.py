@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asap_ray import _native
-from asap_ray.backends.host_comm import DTYPES, HostMoEComm
+from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
 from asap_ray.config import ServeConfig
 from asap_ray.messages import Registration
 from asap_ray.models.model import Model
@@ -16,6 +16,7 @@ from asap_ray.spec import ExpertType, Instance
 class HostPorts:
     """Buffers of this machine's shared memory, and the primitives over them in native code (`Ports`)."""
 
+    attention_comm = HostAttentionComm
     moe_comm = HostMoEComm
 
     def create(self, name: str, num_bytes: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from asap_ray.config import ServeConfig
 from asap_ray.messages import Registration
 from asap_ray.models.model import Model
-from asap_ray.protocol import MoEComm, MoEStage
+from asap_ray.protocol import AttentionComm, MoEComm, MoEStage
 from asap_ray.spec import Instance
 
 MODULES: Final = {"cpu": "asap_ray.backends.fabric", "npu": "asap_ray.backends.ascend.ports"}
@@ -18,6 +18,10 @@ MODULES: Final = {"cpu": "asap_ray.backends.fabric", "npu": "asap_ray.backends.a
 
 class Ports(Protocol):
     """One process's access to one device. Buffers and endpoints are of a native type of its own."""
+
+    @property
+    def attention_comm(self) -> Callable[..., AttentionComm]:
+        """Makes an endpoint of a rank into what the engine works with."""
 
     @property
     def moe_comm(self) -> Callable[..., MoEComm]:

@@ -57,6 +57,7 @@ def plan(
     from asap_ray.evaluation.plan_candidates import PlannedCase
     from asap_ray.evaluation.plan_report import serve_yaml, tables, write_json
     from asap_ray.evaluation.searches import run_all
+    from asap_ray.whole_file import write_whole
     from asap_ray.workload.trace import check_positive
 
     for what, value in {"rate": rate, "duration": duration}.items():
@@ -90,7 +91,7 @@ def plan(
     console.print(tables(answer), markup=False)
     write_json(out / "plan.json", answer)
     served = out / "serve.yaml"
-    served.write_text(serve_yaml(answer, checkpoint or f"/models/{model}"))
+    write_whole(served, serve_yaml(answer, checkpoint or f"/models/{model}"))
     console.print(f"{served} has the best asynchronous split, for asap-ray serve --config", markup=False)
 
 

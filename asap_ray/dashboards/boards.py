@@ -128,11 +128,13 @@ def _failures() -> Row:
     losses = PANEL.growth(frontend.DEVICE_LOSSES, "device")
     failed = PANEL.growth(frontend.GROUP_FAILURES, "app, dp_group")
     dropped = PANEL.growth(devices.MESSAGES_DROPPED, DEVICE)
+    slowness = f"max by (device) ({PANEL.series(frontend.DEVICE_SLOWNESS)})"
     start_s = f"max by (app, how) ({PANEL.series(frontend.START_TIME)})"
     return Row(
         "Failures and recoveries",
         (
             plot("Losses", "none", losses, "{{device}}", frontend.DEVICE_LOSSES.help),
+            plot("Slowness", "none", slowness, "{{device}}", frontend.DEVICE_SLOWNESS.help),
             plot("Batches failed", "none", failed, "group {{dp_group}}", frontend.GROUP_FAILURES.help),
             plot(
                 "Starts",

@@ -14,6 +14,7 @@ WITHIN_SLO: Final = 0.9
 
 ERROR_SHARE: Final = 0.01
 BACKPRESSURE_SHARE: Final = 0.3
+SLOW: Final = 5.0
 IMBALANCE: Final = 1.5
 STARTS_AN_HOUR: Final = 3
 
@@ -109,7 +110,7 @@ def _service_level() -> Iterator[Alert]:
         "critical",
         "{{ $value | humanizePercentage }} of the requests of {{ $labels.app }} fail",
     )
-    yield Alert("AsapOverloaded", f"{refused} > 0", "5m", "warning", "{{ $labels.app }} refuses requests: queue full")
+    yield Alert("AsapOverloaded", f"{refused} > 0", "5m", "warning", "{{ $labels.app }} refuses requests")
 
 
 def _bottlenecks() -> Iterator[Alert]:
@@ -128,6 +129,13 @@ def _bottlenecks() -> Iterator[Alert]:
         "10m",
         "warning",
         "group {{ $labels.dp_group }} waits {{ $value | humanizePercentage }} of its time for room in MoE devices",
+    )
+    yield Alert(
+        "AsapDeviceSlow",
+        f"max by (app, device) ({RULE.series(frontend.DEVICE_SLOWNESS)}) > {SLOW:g}",
+        "1m",
+        "warning",
+        '{{ $labels.device }} takes {{ $value | printf "%.0f" }} times as long as the others of its kind',
     )
     yield Alert(
         "AsapMoeImbalance",

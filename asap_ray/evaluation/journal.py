@@ -86,8 +86,15 @@ class Journal:
         return self._outcomes.get(key_of(point))
 
     def put(self, point: Point, outcome: Outcome) -> None:
-        """Keep one; it is on disk when this returns."""
+        """Keep one; it is on disk when this returns.
+
+        Raises:
+            ConfigError: the disk is full, or the like; what was kept before is kept.
+        """
         key = key_of(point)
         self._outcomes[key] = outcome
-        with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "point": asdict(point), "outcome": asdict(outcome)}) + "\n")
+        try:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"key": key, "point": asdict(point), "outcome": asdict(outcome)}) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write journal {self._path}: {error.strerror}") from None

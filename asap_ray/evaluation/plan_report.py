@@ -16,6 +16,7 @@ from asap_ray.config import ServeConfig, config_to
 from asap_ray.evaluation.journal import code_version
 from asap_ray.evaluation.plan import Plan, Planned
 from asap_ray.evaluation.plan_candidates import ASYNC, Candidate
+from asap_ray.whole_file import write_whole
 
 NUM_OTHERS: Final = 6
 """Candidates that were not simulated and are shown."""
@@ -148,7 +149,7 @@ def write_json(path: Path, plan: Plan) -> None:
         "not_simulated": [_entry(candidate) for candidate in plan.others],
         "does_not_fit": [_entry(candidate) for candidate in plan.ruled_out],
     }
-    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _entry(candidate: Candidate) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from asap_ray.evaluation.replay_plots import (
     ttft_over_time,
 )
 from asap_ray.evaluation.replay_report import TABLE_COLUMNS, Report, Summary, lateness, summarise, table_rows
+from asap_ray.whole_file import write_whole
 
 TEMPLATE: Final = """\
 <!doctype html>
@@ -78,7 +79,7 @@ def write_html(path: Path, report: Report) -> None:
         rows=table_rows(summary),
         figures=_figures(report, summary),
     )
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
 
 
 def _tiles(summary: Summary) -> list[tuple[str, str]]:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.watch import Watch
+from asap_ray.whole_file import write_whole
 from asap_ray.workload.client import Result
 
 TTFT_PARTS: Final = ("queue_s", "attention_s", "dispatch_s", "combine_s")
@@ -220,7 +221,7 @@ def _cells(num_requests: int, num_errors: int, ttft_s: Spread | None) -> list[st
 def write_json(path: Path, report: Report) -> None:
     """The report, its summary, and every result, for other programs."""
     content = {"kind": "measured", **asdict(report), "summary": asdict(summarise(report.results, report.slo_s))}
-    path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def check_writable(path: Path) -> None:

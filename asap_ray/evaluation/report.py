@@ -24,6 +24,7 @@ from asap_ray.evaluation.searches import run_all
 from asap_ray.evaluation.section import Cell, Effort, Section, Write, cell_text
 from asap_ray.evaluation.section_csv import csv_text
 from asap_ray.evaluation.sensitivity_cases import all_cases
+from asap_ray.whole_file import write_whole
 
 SECTIONS: Final[tuple[Write, ...]] = (
     sections_paper.ttft,
@@ -151,13 +152,8 @@ def write_report(report: Report, effort: Effort, out: Path) -> None:
         **{f"{section.name}.csv": csv_text(section) for section in report.sections},
     }
     check_directory(out)
-    try:
-        for name, text in texts.items():
-            new = out / f"{name}.new"
-            new.write_text(text, encoding="utf-8")
-            new.replace(out / name)
-    except OSError as error:
-        raise ConfigError(f"cannot write the report to {out}: {error.strerror}") from None
+    for name, text in texts.items():
+        write_whole(out / name, text)
 
 
 def html(report: Report, effort: Effort) -> str:

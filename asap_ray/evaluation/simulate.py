@@ -12,6 +12,7 @@ from asap_ray.backends.virtual.instance import VirtualInstance, VirtualSpec
 from asap_ray.backends.virtual.runtime import VirtualRuntime
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.cost.model import CostModel
+from asap_ray.errors import Overloaded
 from asap_ray.scheduler.dual_batch import Assignment
 from asap_ray.workload.trace import TraceRequest
 
@@ -20,13 +21,16 @@ class Scheduler(Protocol):
     """What a run needs of a scheduler of an asynchronous instance."""
 
     def submit(self, request: Request, now: float) -> None:
-        """Queue a request."""
+        """Queue a request. Raises Overloaded: it is refused."""
 
     def assign(self, now: float) -> list[Assignment]:
         """Every batch that can start now."""
 
     def wake_at(self, now: float) -> float | None:
         """When `assign` has a batch if nothing else happens."""
+
+    def computed(self, batch: Batch, now: float) -> None:
+        """The first pass of a batch has ended."""
 
     def done(self, group: int, batch: Batch, now: float) -> None:
         """A batch ended."""
@@ -48,7 +52,7 @@ class Row:
     queue_s: float = 0.0  # from arrival to the admission of its first batch
     kernel_s: float = 0.0  # after that and inside the layers: what it would take alone, but no more than it took
     stamps: Stamps = field(default_factory=Stamps)  # of its last batch
-    ttft_s: float | None = None  # None: not answered
+    ttft_s: float | None = None  # None: refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,10 @@ class OpenLoop:
         """Submit all, and wait for the last answer."""
         for index, row in enumerate(self.rows):
             await self._runtime.sleep(max(0.0, row.arrival_s - self._runtime.now()))
-            submit(Request(request_id=str(index), num_tokens=row.num_tokens, arrival_s=row.arrival_s))
+            try:
+                submit(Request(request_id=str(index), num_tokens=row.num_tokens, arrival_s=row.arrival_s))
+            except Overloaded:
+                self._num_left -= 1
         while self._num_left:
             await self._runtime.park(self._answered)
 
@@ -128,6 +135,7 @@ class _Driver:
 
     def _deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         self.load.deliver(batch, tokens, stamps)
+        self._scheduler.computed(batch, self.runtime.now())
         self._scheduler.done(self._group_of.pop(id(batch)), batch, self.runtime.now())
         self._assign()
 

@@ -19,6 +19,7 @@ from asap_ray.evaluation.simulate import Row, Run
 from asap_ray.evaluation.slo import Criterion
 from asap_ray.evaluation.sweep import case_bound
 from asap_ray.laps import Recorders, no_recorders
+from asap_ray.whole_file import write_whole
 from asap_ray.workload.client import Result
 
 
@@ -75,7 +76,7 @@ class SimulationReport:
                 for each in results
             ],
         }
-        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
     def _results(self) -> list[Result]:
         return [_result(index, row) for index, row in enumerate(self.run.rows)]

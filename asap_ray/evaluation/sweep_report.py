@@ -12,6 +12,7 @@ from rich.table import Table
 
 from asap_ray.evaluation.intervals import interval_of
 from asap_ray.evaluation.sweep import SweepResult
+from asap_ray.whole_file import write_whole
 
 
 def tables(result: SweepResult) -> RenderableType:
@@ -43,4 +44,4 @@ def tables(result: SweepResult) -> RenderableType:
 
 def write_json(path: Path, result: SweepResult) -> None:
     """Write it for other programs."""
-    path.write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")

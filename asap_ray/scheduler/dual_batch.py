@@ -16,6 +16,7 @@ from asap_ray.errors import ConfigError, Overloaded, RequestError
 from asap_ray.kvcache.prefix import PrefixCache
 from asap_ray.scheduler.admission import Admission, refill
 from asap_ray.scheduler.drain_rate import DrainRate
+from asap_ray.scheduler.forecast import Forecast
 from asap_ray.scheduler.paper import Paper
 from asap_ray.scheduler.policy import Group, Policy
 from asap_ray.scheduler.prefixes import Backlog, Prefixes
@@ -45,8 +46,11 @@ class DualBatchScheduler:
         max_queued_tokens: int,
         policy: Policy | None = None,
         admission: Admission = refill,
+        slo_ttft_s: float | None = None,
     ) -> None:
         """`policy`, the paper's if None, is empty and made for this `prefill`; `admission` says when a group has room.
+
+        With `slo_ttft_s` a prompt is refused whose first token is expected later than that (`Forecast`).
 
         Without `open_caches` no prompt is found in a cache, and none is longer than `prefill.max_tokens`.
 
@@ -65,18 +69,18 @@ class DualBatchScheduler:
         self._policy = policy or Paper(prefill)
         self._admission = admission
         self._groups = [Group(index) for index in range(num_groups)]
-        self._longest_prompt = prefill.max_tokens
+        self._prefill = prefill
         self._prefixes = Prefixes()
         self._forget: dict[int, tuple[str, ...]] = {}  # what a batch that found no room was to tell its group
         self._full: set[int] = set()  # groups whose next prompt finds no room, as `assign` left them
         self._now = 0.0
         self._drain_rate = DrainRate()
         self._busy_since_s = 0.0
+        self._forecast = None if slo_ttft_s is None else Forecast(slo_ttft_s)
 
     def open_caches(self, prefixes: Prefixes) -> None:
         """Keep prompts in these caches, one a group; nothing was submitted yet."""
         self._prefixes = prefixes
-        self._longest_prompt = min(self._policy.longest_prompt, self._max_queued_tokens, prefixes.room)
         for group in self._groups:
             group.seen = partial(self._seen, group.index)
             group.has_blocks = True
@@ -98,8 +102,10 @@ class DualBatchScheduler:
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt that can run."""
-        return self._longest_prompt
+        """Tokens of the longest prompt that can run; a group that was replaced may have other room than before."""
+        if not self.caches:
+            return self._prefill.max_tokens
+        return min(self._policy.longest_prompt, self._max_queued_tokens, self._prefixes.room)
 
     @property
     def caches(self) -> Sequence[PrefixCache]:
@@ -121,9 +127,9 @@ class DualBatchScheduler:
         Raises:
             RequestError: too long for the policy, the queue or a cache; or the id is in use.
         """
-        if not 1 <= request.num_tokens <= self._longest_prompt:
+        if not 1 <= request.num_tokens <= self.longest_prompt:
             raise RequestError(
-                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self._longest_prompt}",
+                f"prompt has {request.num_tokens} tokens; this instance takes 1 to {self.longest_prompt}",
                 param="prompt",
             )
         self._prefixes.check(request)
@@ -135,10 +141,20 @@ class DualBatchScheduler:
         """Queue a request; `keys` name the full blocks of its prompt (`kvcache.block_keys`).
 
         Raises:
-            Overloaded: the queue is full; says when it will have drained.
+            Overloaded: the queue is full, or the prompt would be late; says when to come back.
             RequestError: see `check`.
         """
         self.check(request)
+        self._check_room(request)
+        if self._forecast:
+            backlog_s = self._backlog_s(request)
+            if self.num_queued or any(group.in_flight for group in self._groups):
+                self._forecast.check(request, backlog_s, now)
+            self._forecast.admitted(request, backlog_s, now)
+        self._prefixes.add(request, keys)
+        self._policy.push(request, now)
+
+    def _check_room(self, request: Request) -> None:
         if (
             self.num_queued >= self._max_queued_requests
             or self.num_queued_tokens + request.num_tokens > self._max_queued_tokens
@@ -149,8 +165,11 @@ class DualBatchScheduler:
                 f"there is no room for a prompt of {request.num_tokens}",
                 retry_after_s=self.drain_s,
             )
-        self._prefixes.add(request, keys)
-        self._policy.push(request, now)
+
+    def _backlog_s(self, request: Request) -> float:
+        """How long what runs, what would go before a prompt, and the prompt take at the rate of the last batches."""
+        running = sum(batch.num_tokens for group in self._groups for batch in group.in_flight)
+        return self._drain_rate.token_s * (running + self._policy.tokens_before(request) + request.num_tokens)
 
     def cancel(self, request_id: str) -> bool:
         """Drop what still waits of a request, pieces too; whether anything did. A running batch finishes.
@@ -160,6 +179,8 @@ class DualBatchScheduler:
         is_cancelled = self._policy.remove(request_id)
         if is_cancelled:
             self._prefixes.cancel(request_id)
+            if self._forecast:
+                self._forecast.forget(request_id)
         return is_cancelled
 
     def assign(self, now: float) -> list[Assignment]:
@@ -188,9 +209,13 @@ class DualBatchScheduler:
         wake_at = min(self._prefixes.wake_at, float("inf") if closes_at is None else closes_at)
         return None if wake_at == float("inf") else max(now, wake_at)
 
-    def computed(self, batch: Batch) -> None:
+    def computed(self, batch: Batch, now: float) -> None:
         """The first pass of a batch has ended well: its prompts can be found in the cache of its group."""
         self._prefixes.computed(batch)
+        if self._forecast:
+            for request in batch.requests:
+                if not request.future_tokens:
+                    self._forecast.answered(request, now)
 
     def lend(self, request_id: str) -> None:
         """The blocks of a prompt that runs outlive it: whoever asked for that releases them."""
@@ -215,6 +240,9 @@ class DualBatchScheduler:
         group.in_flight.remove(batch)
         self._policy.put_back([self._prefixes.whole(each) for each in batch.requests])
         self._prefixes.put_back(batch)
+        if self._forecast:  # what a loss costs says nothing of the next prompt
+            for request in batch.requests:
+                self._forecast.forget(request.request_id)
 
     def mark_down(self, group: int) -> None:
         """Assign nothing more to a group; what it runs still ends with `done` or `requeue`.

@@ -43,6 +43,10 @@ class Paper:
         """See `Policy`."""
         return request_id in self._queue
 
+    def tokens_before(self, request: Request) -> int:  # noqa: ARG002
+        """See `Policy`: all of them, but for what passes a solo that waits."""
+        return self._queue.num_tokens
+
     def push(self, request: Request, now: float) -> None:
         """See `Policy`."""
         self._queue.push(request, now)

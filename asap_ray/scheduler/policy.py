@@ -50,6 +50,9 @@ class Policy(Protocol):
     def has(self, request_id: str) -> bool:
         """Whether a prompt of this id waits, or has pieces that do."""
 
+    def tokens_before(self, request: Request) -> int:
+        """Tokens that no batch has yet and that would go before a prompt, were it pushed now."""
+
     def push(self, request: Request, now: float) -> None:
         """Add a whole prompt, no longer than the longest and of an id that is not here."""
 

@@ -58,9 +58,8 @@ class Prefixes:
 
     @property
     def room(self) -> int:
-        """Tokens that one cache has room for; there is one."""
-        pool = self.caches[0].pool
-        return pool.num_blocks * pool.block_size
+        """Tokens that every cache has room for; there is one."""
+        return min(cache.pool.num_blocks * cache.pool.block_size for cache in self.caches)
 
     def check(self, request: Request) -> None:
         """Refuse what no group has blocks for, even if it had them all.

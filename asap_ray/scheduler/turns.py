@@ -84,6 +84,12 @@ class Turns:
         """See `Policy`."""
         return request_id in self._waiting or request_id in self._running
 
+    def tokens_before(self, request: Request) -> int:
+        """See `Policy`; whoever comes later and passes it is not foreseen."""
+        key = self._order(request)
+        prompts = (*self._waiting.values(), *self._running.values())
+        return sum(piece.num_tokens for prompt in prompts if prompt.key <= key for piece in prompt.pieces)
+
     def push(self, request: Request, now: float) -> None:
         """See `Policy`."""
         self._push(request, self._order(request), next(self._number), now + self._prefill.max_wait_s)

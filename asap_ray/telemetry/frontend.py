@@ -218,6 +218,13 @@ DEVICE_LOSSES: Final = counter(
     "Groups and MoE devices found lost.",
     "Vitals.lost: a device that served and does not any more",
 )
+DEVICE_SLOWNESS: Final = gauge(
+    "asap_device_slowness",
+    "ratio",
+    (*_APP, "device"),
+    "How many times as long as the others of its kind a device computes: a layer on MoE devices, a token on groups.",
+    "Duty.compute_s over Duty.num_items or Duty.num_rows, of the last 10 s with work (Stragglers)",
+)
 GROUP_FAILURES: Final = counter(
     "asap_group_failures",
     "batches",

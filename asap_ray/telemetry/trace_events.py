@@ -18,6 +18,7 @@ import numpy as np
 from asap_ray.laps import State
 from asap_ray.telemetry.recording import SPAN
 from asap_ray.tracks import Role, Timeline, Track
+from asap_ray.whole_file import whole_file
 
 Event = dict[str, Any]
 
@@ -59,8 +60,8 @@ class Row:
 
 
 def write_trace(path: Path, timeline: Timeline) -> None:
-    """Write a file that ui.perfetto.dev and chrome://tracing open."""
-    with path.open("w") as file:
+    """Write a file that ui.perfetto.dev and chrome://tracing open; raises as `whole_file` does."""
+    with whole_file(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for index, event in enumerate(trace_events(timeline)):
             file.write(",\n" if index else "\n")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import httpx
 from chaos.prompts import Asked, popularity
 
-PATIENCE_S: Final = 150.0
+PATIENCE_S: Final = 180.0
 """A client that has heard nothing for so long was forgotten."""
 
 PAUSE_S: Final = 0.05
@@ -49,12 +49,17 @@ class Tally:
     """What came of all requests; a violation is what must never happen."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
+    _violations: list[str] = field(default_factory=list)
 
     def violate(self, text: str) -> None:
         """Note it, and go on."""
         self.outcomes["violations"] += 1
-        self.violations.append(text)
+        self._violations.append(text)
+
+    def drain(self) -> list[str]:
+        """The violations since the last time."""
+        told, self._violations = self._violations, []
+        return told
 
 
 class Load:

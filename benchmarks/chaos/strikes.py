@@ -23,7 +23,7 @@ METHODS: Final = {KILL: 6, STALL: 2, HANG: 2}
 """How often each, of ten."""
 
 STALL_S: Final = 3.0
-PATIENCE_S: Final = 150.0
+PATIENCE_S: Final = 240.0
 POLL_S: Final = 0.1
 OFTEN_S: Final = 60.0
 OFTEN: Final = 2
@@ -56,14 +56,14 @@ class Striker:
         """Whether the frontend is away or has just come back."""
         return time.monotonic() < self._forgive_until_s
 
-    async def strike_any(self) -> Strike:
-        """Any role by any method."""
+    def draw(self) -> tuple[str, str]:
+        """Any role that has rested, any method."""
         now = time.monotonic()
         rested = [role for role in STRUCK if sum(at_s > now - OFTEN_S for at_s in self._struck_s[role]) < OFTEN]
         present = [process for process in look(self._root) if process.role in rested]
         role = self._random.choice(sorted({process.role for process in present}))
         (method,) = self._random.choices(list(METHODS), list(METHODS.values()))
-        return await self.strike(role, method)
+        return role, method
 
     async def strike(self, role: str, method: str) -> Strike:
         """One process of a role; returns when the instance is ready again.
@@ -77,21 +77,23 @@ class Striker:
             self._forgive_until_s = float("inf")
         began_s = time.monotonic()
         async with asyncio.timeout(PATIENCE_S):
-            await self._blow(victim, method)
+            await self._blow(victim, method, is_owned=role != FRONTEND)
             await self._ready()
-        ended_s = time.monotonic()
+            strike = Strike(role, method, time.monotonic() - began_s)
+            while method == HANG and exists(victim.pid):  # Ray Serve gives a hung frontend time to drain
+                await asyncio.sleep(POLL_S)
         if role == FRONTEND:
-            self._forgive_until_s = ended_s + FORGIVE_S
-        return Strike(role, method, ended_s - began_s)
+            self._forgive_until_s = time.monotonic() + FORGIVE_S
+        return strike
 
-    async def _blow(self, victim: Process, method: str) -> None:
-        """Until it has taken effect: the process is gone, or goes on."""
+    async def _blow(self, victim: Process, method: str, is_owned: bool) -> None:
+        """Until it has taken effect: the process goes on; or is gone, where its owner ends it at once."""
         os.kill(victim.pid, signal.SIGKILL if method == KILL else signal.SIGSTOP)
         if method == STALL:
             await asyncio.sleep(STALL_S)
             os.kill(victim.pid, signal.SIGCONT)
             return
-        while exists(victim.pid):
+        while is_owned and exists(victim.pid):
             await asyncio.sleep(POLL_S)
 
     async def _ready(self) -> None:

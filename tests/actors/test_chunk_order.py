@@ -83,6 +83,27 @@ def test_a_prompt_whose_frontend_is_gone_is_forgotten_with_the_next_batch() -> N
     assert [batch.forget for batch in group.batches] == [(), (), ("long",), (), ()]
 
 
+def test_what_a_frontend_lost_sight_of_is_forgotten_with_its_next_batch() -> None:
+    """It took the group for lost, though it had only failed a batch; what it begins in the same batch is kept."""
+    group = Group()
+    again, further = (replace(batch, cache_life=1) for batch in (FIRST, SECOND))
+    other = Request(request_id="other", num_tokens=30, arrival_s=0.0).chunk(0, 10)
+
+    asyncio.run(group.put(FIRST, Batch((other,)), again, further))
+
+    assert [batch.forget for batch in group.batches] == [(), (), ("long", "other"), ()]
+
+
+def test_no_chunk_goes_on_from_one_before_the_loss() -> None:
+    """The calls overtook each other: the second chunk has the right place, but in the blocks of the life before."""
+    group = Group()
+    again, further = (replace(batch, cache_life=1) for batch in (FIRST, SECOND))
+
+    asyncio.run(group.put(FIRST, further, again))
+
+    assert [(batch.cache_life, batch.requests[0].past_tokens) for batch in group.batches] == [(0, 0), (1, 0), (1, 10)]
+
+
 def test_the_first_piece_behind_a_cached_prefix_waits_for_nobody() -> None:
     """What is before it is in pages; the next one waits for it."""
     group = Group()

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from asap_ray import _native
@@ -16,10 +15,11 @@ from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.host import HostAttention, HostMoE
 from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.ports import Ports
-from asap_ray.batch import Batch, Request, Token
+from asap_ray.batch import Batch, Token
 from asap_ray.config import ServeConfig
 from asap_ray.models.model import load_model
 from asap_ray.spec import Combine, ExpertType, Instance, ModelSpec, ParallelSpec, PrefillSpec
+from tests.ascend.prompts import batch
 from tests.ascend.twin import fake_runtime, kernels_folder
 from tests.csrc.kinds import ascend_kind
 from tests.engine.toys import HIDDEN, Toy, ToyInstance, collectives, expected, random_batch
@@ -128,17 +128,6 @@ def config_of(model: Path, **keys: Any) -> ServeConfig:
     )
 
 
-def two_prompts() -> Batch:
-    """Of three tokens and of two."""
-    prompts = [(5, 7, 9), (21, 3)]
-    return Batch(
-        tuple(
-            Request(request_id=str(n), num_tokens=len(p), arrival_s=0.0, token_ids=np.int32(p).tobytes())
-            for n, p in enumerate(prompts)
-        )
-    )
-
-
 def answers_of(running: Running) -> tuple[list[int], list[float | None]]:
     """The first tokens and their probabilities."""
     tokens = running.first_tokens()
@@ -152,7 +141,7 @@ def test_a_checkpoint_answers_as_on_the_host(tiny_model: Path, expert_type: Expe
     answers = []
     for ports in (ascend, HostPorts):
         running = Running(config, ports)
-        running.put(two_prompts())
+        running.put(batch())
         answers.append(answers_of(running))
 
     (ours, our_logprobs), (theirs, their_logprobs) = answers
@@ -165,7 +154,7 @@ def test_a_dead_device_is_replaced_under_way(tiny_model: Path) -> None:
     config = config_of(tiny_model, expert_type=ExpertType.INT8)
     whole, maimed = Running(config, ascend), Running(config, ascend, dead=(1,))
     for running in (whole, maimed):
-        running.put(two_prompts())
+        running.put(batch())
 
     maimed.replace_device(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,43 +21,47 @@ from tests.csrc.kinds import AscendKind
 from tests.csrc.world import World
 from asap_ray import _native
 from pathlib import Path
-library, kernels, reach = sys.argv[1:]
+library, kernels, reach, rounds = sys.argv[1:]
 kind = AscendKind(Path(library), Path(kernels), reach)
 world = World(kind=kind, moe_devices=1)
 print(world.moe_buffers[0].key.hex(), flush=True)
-die = _native.ascend.Die(library, kernels, 1)
-key = bytes.fromhex(input())
-rank = _native.ascend.SharedBuffer.open(die, key, world.layout.attention_bytes)
+rank = kind.opened(bytes.fromhex(input()), world.layout.attention_bytes)
 world.attention_buffers = [[rank]]
 world.devices = [world.open_device(0)]
-world.serve(0)
+for _ in range(int(rounds)):
+    world.serve(0)
 print("served", flush=True)
 input()
 """
 
 
-@pytest.mark.parametrize("reach", ["server", "supernode"])
-def test_two_processes_share_buffers_by_key(library: Path, reach: str) -> None:
-    """The rank's rows come back multiplied, by IPC keys and by fabric handles."""
-    assert library
-    kind = AscendKind(fake_runtime(), kernels_folder(), reach)
+def exchange(library: Path, kernels: Path, reach: str, rounds: int = 1, **variables: str) -> None:
+    """A rank here and a MoE device in a process with other variables: every round's rows come back multiplied."""
+    kind = AscendKind(library, kernels, reach)
     world = World(kind=kind, moe_devices=1)
-    command = [sys.executable, "-c", DEVICE, str(fake_runtime()), str(kernels_folder()), reach]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT) as device:
+    command = [sys.executable, "-c", DEVICE, str(library), str(kernels), reach, str(rounds)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, cwd=ROOT, env=os.environ | variables) as device:
         assert device.stdin
         assert device.stdout
         key = bytes.fromhex(device.stdout.readline())
         world.moe_buffers = [kind.opened(key, world.layout.moe_bytes)]
         world.ranks = [[world.open_rank(0, 0)]]
-        tokens = world.tokens(5)
 
         device.stdin.write(world.attention_buffers[0][0].key.hex() + "\n")
         device.stdin.flush()
-        world.send(tokens)
-        out_SH = world.receive(5)
+        for seed in range(rounds):
+            tokens = world.tokens(5, seed)
+            world.send(tokens)
+            np.testing.assert_array_equal(world.receive(5), tokens.expected)
 
         device.communicate("\n", timeout=PATIENCE_S)
-    np.testing.assert_array_equal(out_SH, tokens.expected)
+
+
+@pytest.mark.parametrize("reach", ["server", "supernode"])
+def test_two_processes_share_buffers_by_key(library: Path, reach: str) -> None:
+    """By IPC keys and by fabric handles."""
+    assert library
+    exchange(fake_runtime(), kernels_folder(), reach, rounds=2)
 
 
 def test_a_peer_that_is_gone_is_an_error(library: Path) -> None:

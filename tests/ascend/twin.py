@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from asap_ray.layout import Layout
 ROOT = Path(__file__).parents[2]
 TWIN = ROOT / "csrc/ascend/twin"
 KERNELS = ROOT / "csrc/ascend/kernels"
+FAKE = ROOT / "tests/ascend/fakecann"
 FLAGS = ["-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc/include'}"]
 MAX_STEPS = 4_000_000
 ALIGNMENT = 512
@@ -52,8 +53,8 @@ def build(kernels: Path = KERNELS, name: str = "kernels") -> Path:
 @functools.cache
 def fake_runtime() -> Path:
     """A libascendcl whose devices are this host's memory and the twin."""
-    source = ROOT / "tests/ascend/fakecann/fake_acl.cpp"
-    return shared_library(ROOT / "build/ascend/toolkit/lib64/libascendcl.so", source)
+    sources = [FAKE / name for name in ("fake_acl.cpp", "fake_torch.cpp")]
+    return shared_library(ROOT / "build/ascend/toolkit/lib64/libascendcl.so", sources)
 
 
 @functools.cache
@@ -67,11 +68,12 @@ def kernels_folder() -> Path:
     return folder
 
 
-def shared_library(target: Path, source: Path) -> Path:
-    """Compiled when the source is newer."""
-    if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
+def shared_library(target: Path, sources: Sequence[Path], *flags: str) -> Path:
+    """Compiled when a source, or a header beside it, is newer."""
+    newest = max(path.stat().st_mtime for path in (*sources, *sources[0].parent.glob("*.hpp")))
+    if not target.exists() or target.stat().st_mtime < newest:
         target.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["g++", *FLAGS, "-shared", str(source), "-o", str(target)], check=True)
+        subprocess.run(["g++", *FLAGS, *flags, "-shared", *map(str, sources), "-o", str(target)], check=True)
     return target
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from asap_ray.engine import attention, experts
 from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
-from tests.engine.toys import HIDDEN, Loops, Toy, ToyInstance, expected, random_batch
+from tests.engine.toys import HIDDEN, Loops, Toy, ToyExperts, ToyInstance, expected, random_batch
 
 LIMIT = 96
 
@@ -114,6 +114,25 @@ def test_random_stage_times_never_deadlock(seed: int) -> None:
 
     wanted = {name: total for _, batch in batches for name, total in expected(toy, batch).items()}
     assert answers == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_device_that_is_twenty_times_slower_costs_time_only() -> None:
+    """Answers are right, no wait reaches its deadline of 20 s, and its own totals tell which of the three it is."""
+    toy = Toy(whole(2, 1, 3))
+    batches = [(i, random_batch(f"{i}.{n}", [8], seed=n)) for n in range(5) for i in range(2)]
+
+    with ToyInstance(toy, delay_s=lambda: 0.001) as running:
+        slow = running.devices[1].stage
+        assert isinstance(slow, ToyExperts)
+        slow.delay_s = lambda: 0.02
+        answers = running.ask(batches)
+        layer_s = [device.duty.compute_s / device.duty.num_items for device in running.devices]
+
+    assert answers == pytest.approx(
+        {name: total for _, batch in batches for name, total in expected(toy, batch).items()}, rel=1e-4
+    )
+    assert layer_s[1] > 0.02
+    assert max(range(3), key=layer_s.__getitem__) == 1
 
 
 def test_a_short_batch_overtakes_a_long_queue_on_another_group() -> None:

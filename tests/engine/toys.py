@@ -136,10 +136,10 @@ class ToyExperts:
         mine = toy.whole.experts_of(moe_device)
         self.moe_device = moe_device
         self._scales = toy.scales[:, mine.start : mine.stop]
-        self._delay_s = delay_s
+        self.delay_s = delay_s
 
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
-        time.sleep(self._delay_s())
+        time.sleep(self.delay_s())
         return rows_RH * self._scales[layer].repeat_interleave(num_rows_E.long())[:, None]
 
 
@@ -166,8 +166,8 @@ class ToyInstance:
         self._dead_buffers: list[Any] = []  # what was killed closes nothing: its peers' mappings stay
         self.received: list[Received] = []
         self.recordings = Recordings()
-        ranks, devices = self._build(toy, delay_s, passes)
-        self._thread = threading.Thread(target=self._serve, args=(ranks, devices))
+        ranks, self.devices = self._build(toy, delay_s, passes)
+        self._thread = threading.Thread(target=self._serve, args=(ranks, self.devices))
         self._thread.start()
 
     def ask(self, batches: list[tuple[int, Batch]], timeout_s: float = 60.0) -> dict[str, float]:

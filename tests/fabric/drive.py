@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import json
 import sys
-import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -87,21 +87,20 @@ async def unplugged(name: str) -> None:
 
 async def play(instance: PrefillInstance, service: PrefillService) -> None:
     """The whole story."""
+    watching = asyncio.create_task(looked_after(instance, service))
     groups = range(instance.num_groups)
     places = {name: ranks[0].node.split()[0] for name, ranks in instance.registered.items()}
     say(places=places, tokens=[await answers(instance, group) for group in groups])
-    far = [group for group in groups if places[f"asap:attention:{group}"] != "host1"]
+    victim = next(group for group in groups if places[f"asap:attention:{group}"] != "host1")
     async with listening(service) as url:
         say(whole=await replayed(url))
         cut = asyncio.create_task(replayed(url))
         await asyncio.sleep(2.0)  # in the middle of it
-        await unplugged(f"asap:attention:{far[0]}")
-        say(cut=await cut)
-        rest = [group for group in groups if group != far[0]]
-        say(rest=[await answers(instance, group) for group in rest])
-        await unplugged("asap:moe:0")
-        began_s = time.monotonic()
-        say(without_device=await replayed(url), seconds=time.monotonic() - began_s)
+        await unplugged(f"asap:attention:{victim}")
+        say(rest=[await answers(instance, group) for group in groups if group != victim])
+        say(cut=await cut, victim=victim)
+        await watching  # nobody can start the group again: its host had the only other NPU
+        say(after=await replayed(url))
 
 
 async def connect(num_hosts: int) -> None:
@@ -122,12 +121,8 @@ async def main(model: str, num_hosts: int) -> None:
     await connect(num_hosts)
     instance = PrefillInstance(config)
     await instance.start()
-    service = PrefillService(config, served_of(model), instance)
-    watching = asyncio.create_task(looked_after(instance, service))
+    service = PrefillService(config, served_of(Path(model)), instance)
     await play(instance, service)
-    watching.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await watching
     await service.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,6 +24,17 @@ Get = Callable[[str], httpx.Response]
 OK = {"prompt": [7] * 20, "max_tokens": 3}
 
 
+@pytest.fixture
+def config(config: ServeConfig, request: pytest.FixtureRequest) -> ServeConfig:
+    """With `late`, an objective that nobody meets who has to wait."""
+    return replace(config, slo_ttft_s=1e-9) if "late" in request.fixturenames else config
+
+
+@pytest.fixture
+def late() -> None:
+    """Asks for that."""
+
+
 def test_overload_is_429_with_retry_after(connect: Callable[[], Any], groups: EchoGroups) -> None:
     """Four prompts run, four wait; the first answer of nine is the refusal."""
     groups.gate = asyncio.Event()
@@ -39,6 +51,25 @@ def test_overload_is_429_with_retry_after(connect: Callable[[], Any], groups: Ec
     assert response.status_code == 429
     assert response.json()["error"]["type"] == "rate_limit_error"
     assert int(response.headers["retry-after"]) >= 1
+
+
+def test_a_prompt_that_would_be_late_is_429(connect: Callable[[], Any], groups: EchoGroups, late: None) -> None:
+    """While one prompt runs, none can be answered within a nanosecond; the body says why."""
+    assert late is None
+    groups.gate = asyncio.Event()
+
+    async def scenario() -> httpx.Response:
+        async with connect() as client:
+            running = asyncio.create_task(client.post("/v1/completions", json=OK))
+            await groups.started.get()
+            response = await client.post("/v1/completions", json=OK)
+            groups.gate.set()
+            assert (await running).status_code == 200
+            return response
+
+    response = asyncio.run(scenario())
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+    assert response.json()["error"]["message"].endswith("slo_ttft_s=1e-09 refuses what would be late")
 
 
 def test_a_missing_device_is_503_on_ready_and_on_prompts(post: Post, get: Get, groups: EchoGroups) -> None:

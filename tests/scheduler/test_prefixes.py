@@ -43,7 +43,7 @@ class Case:
 
     def end(self, assignment: Assignment, now: float) -> None:
         """A batch ends well."""
-        self.policy.computed(assignment.batch)
+        self.policy.computed(assignment.batch, now)
         self.policy.done(assignment.group, assignment.batch, now)
 
     def run(self, name: str, tokens: Sequence[int], now: float) -> None:
@@ -286,6 +286,17 @@ def test_a_group_comes_back_with_the_room_it_has_now() -> None:
     assert case.prefixes.room == 30 * BLOCK
 
 
+def test_the_longest_prompt_is_what_every_cache_has_room_for_now() -> None:
+    """A group comes back with room for 40 tokens where there was room for 64: the other one's room does not help."""
+    case = Case(num_groups=2, num_blocks=16)
+    before = case.policy.longest_prompt
+    case.num_blocks = 10
+    case.policy.mark_down(1)
+    case.policy.mark_up(1)
+
+    assert (before, case.policy.longest_prompt) == (64, 40)
+
+
 def test_an_id_whose_blocks_are_lent_is_in_use() -> None:
     """Until they are pulled, or the lease ends."""
     case = Case()
@@ -347,7 +358,7 @@ def test_a_lent_prompt_may_be_let_go_before_its_batch_ends() -> None:
     case = Case()
     case.submit("a", range(8))
     (assignment,) = case.policy.assign(0.0)
-    case.policy.computed(assignment.batch)
+    case.policy.computed(assignment.batch, 1.0)
     case.policy.lend("a")
     case.prefixes.caches[0].release("a")
     case.policy.done(0, assignment.batch, 1.0)

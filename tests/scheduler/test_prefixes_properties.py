@@ -113,7 +113,7 @@ class World:
                 self.finished.append(piece.request_id)
         running = {piece.request_id for _, _, other in self.ends for piece in other.batch.requests}
         pages.writer = {block: name for block, name in pages.writer.items() if name in running}
-        self.policy.computed(assignment.batch)
+        self.policy.computed(assignment.batch, now)
         self.policy.done(assignment.group, assignment.batch, now)
 
     def lose(self, assignment: Assignment) -> None:

@@ -5,18 +5,25 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 from asap_ray import _native
+from asap_ray.backends.ascend.ops import DieEndpoint
+from asap_ray.backends.ascend.tensor_comm import TensorComm
 from asap_ray.backends.ascend.toolkit import open_die, require
-from asap_ray.backends.host_comm import DTYPES, HostMoEComm
+from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
 from asap_ray.config import ServeConfig
-from asap_ray.layout import layout_of
+from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
 from asap_ray.models.model import Model
-from asap_ray.protocol import MoEStage
+from asap_ray.protocol import AttentionComm, MoEStage
 from asap_ray.spec import ExpertType, Instance
 
 _NO_FILE: Final = -1
@@ -37,7 +44,11 @@ def open_ports(config: ServeConfig) -> AscendPorts:
     Raises:
         ConfigError: there is none; the text says what is missing.
     """
-    return AscendPorts(open_die(config.kernels))
+    die = open_die(config.kernels)
+    if not importlib.util.find_spec("torch_npu"):
+        return AscendPorts(die)
+    importlib.import_module("torch_npu")  # where it does not load itself with torch
+    return TensorPorts(die)
 
 
 class AscendMoEComm(HostMoEComm):
@@ -80,6 +91,7 @@ def _expert_weights(config: ServeConfig, model: Model, experts: range) -> dict[s
 class AscendPorts:
     """See `Ports`. Attention computes on the host; rows go to the die and come back with each layer."""
 
+    attention_comm: Callable[..., AttentionComm] = HostAttentionComm
     moe_comm = AscendMoEComm
 
     def __init__(self, die: _native.ascend.Die) -> None:
@@ -120,3 +132,14 @@ class AscendPorts:
             **_expert_weights(config, model, instance.experts_of(moe_device)),
         )
         return AscendExperts(kernel)
+
+
+class TensorPorts(AscendPorts):
+    """The same in a process with torch-npu: a rank's rows are tensors of the die."""
+
+    def __init__(self, die: _native.ascend.Die) -> None:
+        super().__init__(die)
+        self.attention_comm = self._tensor_comm
+
+    def _tensor_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
+        return TensorComm(DieEndpoint(native, self._die), layout.hidden, dtype, deadline_s)

@@ -41,25 +41,8 @@ Acl::Acl(const char* path) : library_(dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
     throw AclError(std::string("no CANN runtime: ") + dlerror() +
                    "; source set_env.sh of the toolkit, then start again");
   }
-#define ASAP_FIND(name) find(library_, #name, functions_.name)
-  ASAP_FIND(aclInit);
-  ASAP_FIND(aclrtGetDeviceCount);
-  ASAP_FIND(aclrtSetDevice);
-  ASAP_FIND(aclrtGetDeviceInfo);
-  ASAP_FIND(aclrtMalloc);
-  ASAP_FIND(aclrtFree);
-  ASAP_FIND(aclrtMemcpy);
-  ASAP_FIND(aclrtMemset);
-  ASAP_FIND(aclrtIpcMemGetExportKey);
-  ASAP_FIND(aclrtIpcMemImportByKey);
-  ASAP_FIND(aclrtIpcMemClose);
-  ASAP_FIND(aclrtCreateStream);
-  ASAP_FIND(aclrtDestroyStream);
-  ASAP_FIND(aclrtSynchronizeStream);
-  ASAP_FIND(aclrtBinaryLoadFromFile);
-  ASAP_FIND(aclrtBinaryGetFunction);
-  ASAP_FIND(aclrtLaunchKernelWithHostArgs);
-  ASAP_FIND(aclGetRecentErrMsg);
+#define ASAP_FIND(name, ...) find(library_, #name, functions_.name);
+  ASAP_ACL_FUNCTIONS(ASAP_FIND)
 #undef ASAP_FIND
 }
 
@@ -134,17 +117,10 @@ void Acl::close_key(const std::string& key) const noexcept {
   functions_.aclrtIpcMemClose(key.c_str());
 }
 
-const Acl::MappedMemory& Acl::mapped_memory() const {
+const MappedMemory& Acl::mapped_memory() const {
   if (mapped_memory_.aclrtUnmapMem != nullptr) return mapped_memory_;
-#define ASAP_FIND(name) find(library_, #name, mapped_memory_.name)
-  ASAP_FIND(aclrtMallocPhysical);
-  ASAP_FIND(aclrtFreePhysical);
-  ASAP_FIND(aclrtMemExportToShareableHandleV2);
-  ASAP_FIND(aclrtMemImportFromShareableHandleV2);
-  ASAP_FIND(aclrtReserveMemAddress);
-  ASAP_FIND(aclrtReleaseMemAddress);
-  ASAP_FIND(aclrtMapMem);
-  ASAP_FIND(aclrtUnmapMem);
+#define ASAP_FIND(name, ...) find(library_, #name, mapped_memory_.name);
+  ASAP_ACL_MAPPED_MEMORY(ASAP_FIND)
 #undef ASAP_FIND
   return mapped_memory_;
 }

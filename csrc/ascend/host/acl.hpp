@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "acl_functions.hpp"
 #include "partition.hpp"
 
 namespace asap::ascend {
@@ -14,11 +15,6 @@ namespace asap::ascend {
 struct AclError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-using Stream = void*;
-using Binary = void*;
-using Function = void*;
-using Physical = void*;  // memory without an address
 
 // As the runtime numbers them.
 enum class Copy : int { host_to_device = 1, device_to_host = 2, on_device = 3 };
@@ -65,38 +61,6 @@ class Acl {
               std::size_t num_args) const;
 
  private:
-  struct Functions {
-    int (*aclInit)(const char*);
-    int (*aclrtGetDeviceCount)(std::uint32_t*);
-    int (*aclrtSetDevice)(std::int32_t);
-    int (*aclrtGetDeviceInfo)(std::uint32_t, int, std::int64_t*);
-    int (*aclrtMalloc)(void**, std::size_t, int);
-    int (*aclrtFree)(void*);
-    int (*aclrtMemcpy)(void*, std::size_t, const void*, std::size_t, int);
-    int (*aclrtMemset)(void*, std::size_t, std::int32_t, std::size_t);
-    int (*aclrtIpcMemGetExportKey)(void*, std::size_t, char*, std::size_t, std::uint64_t);
-    int (*aclrtIpcMemImportByKey)(void**, const char*, std::uint64_t);
-    int (*aclrtIpcMemClose)(const char*);
-    int (*aclrtCreateStream)(Stream*);
-    int (*aclrtDestroyStream)(Stream);
-    int (*aclrtSynchronizeStream)(Stream);
-    int (*aclrtBinaryLoadFromFile)(const char*, void*, Binary*);
-    int (*aclrtBinaryGetFunction)(Binary, const char*, Function*);
-    int (*aclrtLaunchKernelWithHostArgs)(Function, std::uint32_t, Stream, void*, void*, std::size_t,
-                                         void*, std::size_t);
-    const char* (*aclGetRecentErrMsg)();
-  };
-  struct MappedMemory {
-    int (*aclrtMallocPhysical)(Physical*, std::size_t, const void*, std::uint64_t);
-    int (*aclrtFreePhysical)(Physical);
-    int (*aclrtMemExportToShareableHandleV2)(Physical, std::uint64_t, int, void*);
-    int (*aclrtMemImportFromShareableHandleV2)(void*, int, std::uint64_t, Physical*);
-    int (*aclrtReserveMemAddress)(void**, std::size_t, std::size_t, void*, std::uint64_t);
-    int (*aclrtReleaseMemAddress)(void*);
-    int (*aclrtMapMem)(void*, std::size_t, std::size_t, Physical, std::uint64_t);
-    int (*aclrtUnmapMem)(void*);
-  };
-
   void check(int code, const char* call) const;
   // Looked up when first needed: one server does without.
   const MappedMemory& mapped_memory() const;

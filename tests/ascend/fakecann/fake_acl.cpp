@@ -6,19 +6,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "fake.hpp"
+
+using namespace fake;
+
 namespace {
 
-constexpr int kInvalidParameter = 107000;
-constexpr int kNoContext = 107002;
-constexpr int kOutOfMemory = 207001;
 constexpr int kKernelFailed = 507015;
 constexpr std::size_t kKeyBytes = 65, kHandleBytes = 128;
 constexpr std::size_t kPageBytes = 2 << 20;
@@ -47,21 +50,7 @@ struct Physical {
   int file;
   std::size_t num_bytes;
 };
-struct Mapped {
-  std::size_t num_bytes;
-  int file;  // -1 if it is not ours to close
-};
-
-std::mutex mutex;
-std::map<void*, Mapped> mapped;
 std::map<std::string, void*> opened;  // by key
-thread_local std::string reason;
-thread_local int device = -1;
-
-int refuse(int code, const std::string& why) {
-  reason = why;
-  return code;
-}
 
 std::size_t whole_pages(std::size_t num_bytes) {
   return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -107,17 +96,25 @@ bool is_device_memory(const void* begin, std::size_t num_bytes) {
 
 }  // namespace
 
+std::int32_t fake::num_visible_devices() {
+  const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+  if (visible == nullptr) return kDevices;
+  const std::string list(visible);
+  return list.empty() ? 0 : static_cast<std::int32_t>(std::ranges::count(list, ',') + 1);
+}
+
 extern "C" {
 
 int aclInit(const char*) { return 0; }
 
 int aclrtGetDeviceCount(std::uint32_t* count) {
-  *count = kDevices;
+  *count = static_cast<std::uint32_t>(num_visible_devices());
   return 0;
 }
 
 int aclrtSetDevice(std::int32_t number) {
-  if (number < 0 || number >= kDevices) return refuse(kInvalidParameter, "no such device");
+  if (number < 0 || number >= num_visible_devices())
+    return refuse(kInvalidParameter, "no such device");
   device = number;
   return 0;
 }

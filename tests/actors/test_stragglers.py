@@ -1,0 +1,74 @@
+"""A device that is slower than the others of its kind is named: in a metric, and once in the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from asap_ray.actors.stragglers import LEAST_ITEMS, Stragglers
+from asap_ray.batch import Duty
+
+
+def duties(*moe_s: float, num_items: int = 100) -> dict[str, Duty]:
+    """Totals of MoE devices that took so many seconds for each layer of a batch."""
+    return {f"asap:moe:{e}": Duty(num_items * item_s, num_items, 10 * e) for e, item_s in enumerate(moe_s)}
+
+
+def test_a_slow_device_is_told_by_how_much() -> None:
+    """Twenty times the median of the others, whatever rows its experts have."""
+    assert Stragglers().look(duties(0.001, 0.001, 0.02)) == pytest.approx(
+        {"asap:moe:0": 0.001 / 0.0105, "asap:moe:1": 0.001 / 0.0105, "asap:moe:2": 20.0}
+    )
+
+
+def test_only_what_was_done_since_the_last_look_counts() -> None:
+    """A device that was slow once does not stay so."""
+    stragglers = Stragglers()
+    stragglers.look(duties(0.001, 0.02))
+    later = {name: Duty(duty.compute_s + 0.1, 200, 0) for name, duty in duties(0.001, 0.02).items()}
+
+    assert stragglers.look(later) == pytest.approx({"asap:moe:0": 1.0, "asap:moe:1": 1.0})
+
+
+def test_totals_that_a_device_goes_on_counting_in_are_not_taken_for_the_ones_before() -> None:
+    """A device in this process may hand out its own totals."""
+    stragglers, totals = Stragglers(), duties(0.001, 0.001)
+    stragglers.look(totals)
+    for duty in totals.values():
+        for _ in range(LEAST_ITEMS):
+            duty.add(0.001, 1)
+
+    assert stragglers.look(totals) == pytest.approx({"asap:moe:0": 1.0, "asap:moe:1": 1.0})
+
+
+def test_groups_are_compared_by_the_token() -> None:
+    """One that runs batches ten times as long is not slow, and no group is compared with a MoE device."""
+    totals = {"asap:attention:0": Duty(1.0, 100, 1000), "asap:attention:1": Duty(10.0, 100, 10_000)}
+
+    assert Stragglers().look(totals | duties(7.0)) == pytest.approx({"asap:attention:0": 1.0, "asap:attention:1": 1.0})
+
+
+def test_too_little_work_says_nothing() -> None:
+    """Nor does a successor's count, which is below the one before."""
+    stragglers = Stragglers()
+    assert stragglers.look(duties(0.001, 0.02, num_items=LEAST_ITEMS - 1)) == {}
+    stragglers.look(duties(0.001, 0.001))
+
+    assert stragglers.look(duties(0.001, 0.02, num_items=LEAST_ITEMS)) == {}
+
+
+def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Slow, still slow, fast again, slow again: three lines."""
+    stragglers = Stragglers()
+    total_s = 0.0
+    with caplog.at_level(logging.WARNING):
+        for look, item_s in enumerate((0.02, 0.02, 0.001, 0.02), start=1):
+            total_s += 100 * item_s
+            stragglers.look({"asap:moe:0": Duty(0.1 * look, 100 * look, 0), "asap:moe:1": Duty(total_s, 100 * look, 0)})
+
+    assert [record.message for record in caplog.records] == [
+        "asap:moe:1 is slow: 20.0 times the others of its kind (0.02 s, they 0.001 s)",
+        "asap:moe:1 is as fast as the others again",
+        "asap:moe:1 is slow: 20.0 times the others of its kind (0.02 s, they 0.001 s)",
+    ]

@@ -1,0 +1,98 @@
+"""What a process with torch-npu does on a die: `python -m tests.ascend.on_npu LIBRARY KERNELS`, JSON to ASAP_FOUND."""
+
+# Shapes: S tokens, H hidden.
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_npu
+
+from asap_ray import _native
+from asap_ray.backends.ascend import ops
+from asap_ray.models.fused import array_of
+from tests.ascend.documented import SCHEMAS
+from tests.ascend.operator_cases import CASES
+from tests.ascend.test_ops import TOKENS, on_host, one_layer, weights_of
+from tests.csrc.kinds import AscendKind
+from tests.csrc.world import World
+
+
+def tensors() -> dict[str, Any]:
+    """Memory of a die, there and back, beside a second stream and an event."""
+    x_S = torch.arange(5.0)
+    there_S = x_S.to("npu:0")
+    stream, event = torch.npu.Stream(), torch.npu.Event()
+    with torch.npu.stream(stream):
+        empty_SH = torch.empty(4, 3, device="npu")
+        event.record()
+    event.synchronize()
+    empty_SH.copy_(torch.ones(4, 3))
+    torch.npu.current_stream().synchronize()
+    return {
+        "device": str(there_S.device),
+        "back": there_S.cpu().tolist(),
+        "slice": there_S[1:3].cpu().tolist(),
+        "copied": empty_SH.cpu().sum().item(),
+        "alignment": empty_SH.data_ptr() % 512,
+        "num_devices": torch.npu.device_count(),
+    }
+
+
+def difference(library: Path, kernels: Path) -> float:
+    """One layer by `torch.ops.asap` on tensors of a die, against the same on the host: the largest of all numbers."""
+    die = _native.ascend.Die(str(library), str(kernels), 0)
+    world = World(kind=AscendKind(library, kernels), moe_devices=1)
+    tokens, (gate_up, down) = world.tokens(TOKENS), weights_of(world)
+    arrays = tokens.hidden_SH, tokens.expert_ids_SK, tokens.weights_SK
+    kernel = _native.ascend.SuperKernel(die, world.native_layout, 0, "float32", array_of(gate_up), array_of(down))
+    natives = world.ranks[0][0], world.devices[0], kernel
+    comms = tuple(ops.register(ops.DieEndpoint(native, die)) for native in natives)
+
+    def call(name: str, *args: Any) -> Any:
+        return getattr(torch.ops.asap, name)(*args)
+
+    out_SH = one_layer(world, call, comms, [torch.from_numpy(array).to("npu") for array in arrays])
+    assert out_SH.device.type == "npu"
+    return float((out_SH.cpu() - on_host()).abs().max())
+
+
+def schemas() -> dict[str, str]:
+    """Of the operators that a layer may use, as the wheel registers them."""
+    return {name: str(getattr(torch.ops.npu, name).default._schema) for name in SCHEMAS}
+
+
+def unequal() -> dict[str, str]:
+    """Operators that, on tensors of a die, do not give what the CPU's function gives, and why."""
+    reasons = {}
+    for name, case in CASES.items():
+        try:
+            case.is_met(case.ours(*(tensor.to("npu") for tensor in case.tensors())))
+        except (AssertionError, RuntimeError) as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def refused() -> str:
+    """What an operator says that neither the fake nor we have; the last thing, since it ends the queue."""
+    try:
+        return str((torch.ones(3).to("npu") + 1).cpu())
+    except RuntimeError as error:
+        return type(error).__name__
+
+
+if __name__ == "__main__":
+    torch_npu.npu.set_device(0)
+    found = {
+        "tensors": tensors(),
+        "schemas": schemas(),
+        "unequal": unequal(),
+        "difference": difference(*map(Path, sys.argv[1:])),
+        "refused": refused(),
+    }
+    Path(os.environ["ASAP_FOUND"]).write_text(json.dumps(found))
