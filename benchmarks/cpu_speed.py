@@ -32,6 +32,7 @@ from asap_ray.evaluation.replay_report import check_writable, this_machine
 from asap_ray.models.model import Model, load_model
 
 MOE_AIM, PROJECTIONS_AIM, WHOLE_AIM = 0.6, 0.4, 1.3
+BURST_TOKENS, QUICK_TOKENS = 8192, 4096
 
 
 def main() -> None:
@@ -50,7 +51,8 @@ def main() -> None:
         model = load_model(directory)
         results["stages"] += stage_rows(family, model, 9 if options.quick else 3 * rounds)
         for num_tokens in (512,) if options.quick else (512, 2048):
-            results["whole"] += whole_rows(family, directory, num_tokens, rounds)
+            num_prompts = (QUICK_TOKENS if options.quick else BURST_TOKENS) // num_tokens
+            results["whole"] += whole_rows(family, directory, (num_prompts, num_tokens), rounds)
         if options.json:
             options.json.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -94,19 +96,22 @@ def stage_rows(family: str, model: Model, rounds: int) -> list[dict[str, Any]]:
     return [{"family": family, "name": name, "gflops_per_second": rate} for name in works for rate in rates[name]]
 
 
-def whole_rows(family: str, directory: Path, num_tokens: int, rounds: int) -> list[dict[str, Any]]:
-    """Tokens/s of each system, in turn; prints ratios to the fastest setting of `transformers`."""
+def whole_rows(family: str, directory: Path, size: tuple[int, int], rounds: int) -> list[dict[str, Any]]:
+    """Tokens/s of each system in turn, on bursts of so many prompts of so many tokens; prints ratios."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = load_model(directory)
-    burst = [whole.prompts(8192 // num_tokens, num_tokens, model.config.vocab_size, seed) for seed in range(rounds + 1)]
+    num_prompts, num_tokens = size
+    bursts = [whole.prompts(num_prompts, num_tokens, model.config.vocab_size, seed) for seed in range(rounds + 1)]
     references = whole.references(directory)
-    trials = {name: min(run(burst[-1]), run(burst[-1])) for name, run in references.items()}
+    trial = bursts[-1][: -(-whole.BATCH_TOKENS // num_tokens)]
+    trials = {name: min(run(trial), run(trial)) for name, run in references.items()}
     fastest = min(trials, key=lambda name: trials[name])
-    print(f"\n{family}, {len(burst[0])} prompts of {num_tokens}; tokens/s")
-    print("transformers: " + "; ".join(f"{name} {8192 / trial_s:.0f}" for name, trial_s in trials.items()), flush=True)
+    print(f"\n{family}, {num_prompts} prompts of {num_tokens}; tokens/s, then ratio to transformers, by rounds")
+    tried = (f"{name} {len(trial) * num_tokens / trial_s:.0f}" for name, trial_s in trials.items())
+    print("transformers: " + "; ".join(tried), flush=True)
     with whole.instance(directory) as instance:
         runs = {"instance": instance, "undivided": whole.undivided(model), "transformers": references[fastest]}
-        rates = rates_of(runs, burst)
+        rates = rates_of(runs, bursts)
     for name in runs:
         ratios = [own / its for own, its in zip(rates[name], rates["transformers"], strict=True)]
         verdict = ""

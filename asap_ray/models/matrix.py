@@ -28,11 +28,11 @@ class Matrix:
         self._weight = panels_of(weight_AB) if is_float32 else weight_AB.clone(memory_format=torch.contiguous_format)
 
     def __call__(self, x_SA: torch.Tensor) -> torch.Tensor:
-        """[S, B]; for contiguous rows of the weights' type."""
+        """[S, B], for rows of the weights' type."""
         if self._weight.ndim == 2:
             return x_SA @ self._weight
         out_SB = x_SA.new_empty(len(x_SA), self.num_outputs)
-        _native.multiply(out_SB.numpy(), x_SA.numpy(), self._weight.numpy(), torch.get_num_threads())
+        _native.multiply(out_SB.numpy(), x_SA.contiguous().numpy(), self._weight.numpy(), torch.get_num_threads())
         return out_SB
 
 

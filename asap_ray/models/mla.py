@@ -149,7 +149,7 @@ class LatentAttention:
         """Queries [S, N, D], and what the cache keeps [S, 1, W], both rotated; the latter in place."""
         sizes = self._sizes
         query_SQ, kept_SW = rows_SA[:, : -sizes.kept_dim], rows_SA[:, -sizes.kept_dim :]
-        query_SND = self._query_QX(query_SQ.contiguous()).view(len(rows_SA), len(self._up_NXC), sizes.head_dim)
+        query_SND = self._query_QX(query_SQ).view(len(rows_SA), len(self._up_NXC), sizes.head_dim)
         kept_S1W = kept_SW[:, None]
         rotate_pairs_(query_SND[..., sizes.nope_dim :], angles)
         rotate_pairs_(kept_S1W[..., sizes.latent_rank :], angles)

@@ -1,38 +1,29 @@
-// Threads that do one call together.
+// Threads that do one call together: those of the OpenMP runtime that torch has brought into the
+// process. A pool of our own would compete with it for the cores: its idle threads spin.
 #pragma once
 
-#include <algorithm>
-#include <barrier>
 #include <cstdint>
-#include <thread>
-#include <vector>
+#include <functional>
 
 namespace asap {
 
-inline constexpr std::int64_t kShareable = 1 << 23;  // operations worth starting a thread for
+inline constexpr std::int64_t kShareable = 1 << 23;  // operations worth waking a thread for
 
 // One of several threads that do the same call, each its part of what is counted.
 struct Member {
   std::int64_t index;
   std::int64_t num_members;
-  std::barrier<>* meeting;
 
   bool leads() const { return index == 0; }
-  void meet() const { meeting->arrive_and_wait(); }
   std::int64_t first_of(std::int64_t count) const { return count * index / num_members; }
   std::int64_t end_of(std::int64_t count) const { return count * (index + 1) / num_members; }
+  // Wait for the others; what they wrote before is visible behind it.
+  void meet() const;
 };
 
-// Call `work` once for each of so many threads, this one among them.
-template <class Work>
-void together(std::int64_t operations, int num_threads, const Work& work) {
-  const std::int64_t num_members = operations < kShareable ? 1 : std::max(num_threads, 1);
-  std::barrier<> meeting(num_members);
-  std::vector<std::jthread> others;
-  for (std::int64_t index = 1; index < num_members; ++index) {
-    others.emplace_back([&, index] { work(Member{index, num_members, &meeting}); });
-  }
-  work(Member{0, num_members, &meeting});
-}
+// Call `work` once for each of at most so many threads, of which this one is the first: for this
+// one alone where little is to be done, or where there is no such runtime.
+void together(std::int64_t operations, int num_threads,
+              const std::function<void(const Member&)>& work);
 
 }  // namespace asap
