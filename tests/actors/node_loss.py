@@ -77,7 +77,8 @@ async def lose_the_node(cluster: Cluster, config: ServeConfig) -> dict[str, obje
 
 def main(directory: str) -> None:
     """End the cluster, whatever happens."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES})
+    head = {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     config = ServeConfig(
         model=directory,
         name="moved",
