@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo test test-thorough test-ascend test-npu npu-venv ascend check check-dashboards render-dashboards verify bench soak vs-vllm clean setup hooks
+.PHONY: demo test test-thorough test-nixl test-ascend test-npu npu-venv ascend check check-dashboards render-dashboards verify bench soak vs-vllm clean setup hooks
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make soak   five minutes under load with processes killed and stopped at random (docs/soak.md)"
 	@echo "make bench  run the benchmarks     make clean  remove what make made"
 	@echo "make test-thorough  the tests that take minutes: hangs, sanitizers, a real Prometheus (CI runs them too)"
+	@echo "make test-nixl  the primitives between hosts, over NIXL (docs/fabric.md)"
 	@echo "make test-ascend  the Ascend kernels on their CPU twin, seeded bugs too (docs/ascend.md)"
 	@echo "make test-npu  what only an Ascend device can show; needs one, CANN and make ascend"
 	@echo "make npu-venv  torch-npu in an environment of its own, for make test-ascend"
@@ -55,6 +56,13 @@ test: setup
 
 test-thorough: setup
 	$(BIN)/python -m pytest -m thorough -o timeout=600 --ignore=tests/ascend
+
+# Not the extra: the package it names asks for the wheels of two CUDA releases.
+test-nixl: setup
+	@if $(BIN)/pip install --quiet --no-deps -c constraints.txt nixl nixl-cu12; then \
+	  $(BIN)/python -m pytest -m "not cluster and not npu" -o timeout=300 -k nixl tests/csrc tests/backends && \
+	  $(BIN)/python -m pytest -m "not npu" tests/backends/test_fabric.py; \
+	else echo "test-nixl: SKIPPED, pip could not install NIXL"; fi
 
 test-ascend: setup npu-venv
 	$(BIN)/python -m pytest -m "not npu" tests/ascend
