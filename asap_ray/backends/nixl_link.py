@@ -131,18 +131,18 @@ class NixlLink:
             parcel.note,
             backends=_BACKENDS,
         )
-        if self._agent.transfer(write) == "PROC":
+        if _is_under_way(self._agent.transfer(write)):
             peer.writes.append(write)
 
     def _end_writes(self, peer: _Peer) -> None:
         try:
-            peer.writes = [write for write in peer.writes if self._agent.check_xfer_state(write) == "PROC"]
+            peer.writes = [write for write in peer.writes if _is_under_way(self._agent.check_xfer_state(write))]
         except Exception as error:  # NIXL's have no class in common
             peer.writes = []
             self._give_up(peer, error)
 
     def _give_up(self, peer: _Peer, error: Exception) -> None:
-        if not peer.has_left:
+        if not (peer.has_left or peer.is_broken):
             _log.error("the link to %s is broken: %s %s", peer.who, type(error).__name__, error)
         peer.is_broken = True
 
@@ -153,3 +153,10 @@ class NixlLink:
             self._agent.remove_remote_agent(name)
         except Exception as error:  # NIXL's have no class in common; what it keeps is memory
             _log.warning("NIXL keeps what it had of %s: %s", peer.who, error)
+
+
+def _is_under_way(state: str) -> bool:
+    """Whether NIXL still writes; an error if it has failed to."""
+    if state == "ERR":
+        raise ConnectionError("a write failed")
+    return state == "PROC"
