@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from asap_ray import _native
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, DeviceLost
 from asap_ray.messages import Registration
 
 _BACKENDS: Final = ["UCX"]
@@ -71,15 +71,26 @@ class NixlLink:
         self.num_sent = 0
         self.num_received = 0
 
-    def join(self, peer: Registration, mirror: _native.SharedBuffer, span: tuple[int, int]) -> str:
-        """Link to a peer, whose buffer `mirror` has the layout of; the name by which it is known here.
+    def join(
+        self, peer: Registration, mirror: _native.SharedBuffer, span: tuple[int, int]
+    ) -> tuple[str, _native.SharedBuffer]:
+        """Link to a peer, whose buffer `mirror` has the layout of.
 
         `span` is the offset and size of what parcels to it lie in: registered memory may be pinned.
+
+        Returns:
+            The name by which the peer is known here, and its mirror: if it has joined before, that of then.
+
+        Raises:
+            DeviceLost: it has left.
         """
         name: str = self._agent.add_remote_agent(peer.link).decode()
         who = f"{peer.role} {peer.index} rank {peer.tp_rank} on {peer.node}"
-        self._peers[name] = _Peer(who, mirror, peer.base, self._register(mirror, span))
-        return name
+        if name not in self._peers:
+            self._peers[name] = _Peer(who, mirror, peer.base, self._register(mirror, span))
+        if self._peers[name].has_left:
+            raise DeviceLost(f"{who} is dead: another has taken its place")
+        return name, self._peers[name].mirror
 
     def leave(self, name: str) -> None:
         """A peer is dead: nothing goes to it any more, nor comes from it."""
