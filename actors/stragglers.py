@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from asap_ray.batch import Duty
@@ -15,7 +15,7 @@ LOOK_S: Final = 10.0
 """Between two looks at what devices have computed."""
 
 LEAST_ITEMS: Final = 20
-"""Fewer layers of batches between two looks say nothing."""
+"""Fewer layers of batches say nothing; a device that did fewer between two looks is measured over more of them."""
 
 SLOW: Final = 5.0
 """So many times the others is told in the log: skew of experts and of prompt lengths stays below it as a rule."""
@@ -23,46 +23,50 @@ SLOW: Final = 5.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """What a device did between two looks."""
+@dataclass(slots=True)
+class _Watched:
+    """What is known of a device."""
 
-    kind: str  # attention or moe
-    unit_s: float  # seconds of a MoE device's layer of a batch, of a group's token in a layer
+    since: Duty = field(default_factory=Duty.zero)  # what it is measured from
+    last: Duty = field(default_factory=Duty.zero)
+    unit_s: float | None = None  # its last measure: seconds of a MoE device's layer, of a group's token in a layer
+
+    def saw(self, duty: Duty, is_moe: bool) -> None:
+        """Its totals now; they are its own, and grow."""
+        if duty.num_items < self.last.num_items:  # a successor began anew
+            self.since, self.unit_s = replace(duty), None
+        self.last = replace(duty)
+        num_items = duty.num_items - self.since.num_items
+        num_units = num_items if is_moe else duty.num_rows - self.since.num_rows
+        if num_items >= LEAST_ITEMS and num_units > 0:
+            self.unit_s = (duty.compute_s - self.since.compute_s) / num_units
+            self.since = self.last
 
 
 class Stragglers:
     """Compares devices, whose names end in their kind and number (`asap:moe:1`)."""
 
     def __init__(self) -> None:
-        self._before: dict[str, Duty] = {}
+        self._watched: dict[str, _Watched] = {}
         self._slow: set[str] = set()
 
     def look(self, duties: Mapping[str, Duty]) -> dict[str, float]:
-        """How many times as long as the median of the others each device took since the last look.
+        """How many times as long as the median of the others each device took for the last items that are enough.
 
         Layers of batches come to all MoE devices alike, so of them a layer is compared, whatever its rows: one that has
         the hot experts holds up the others too. Groups run batches of different sizes: of them a token is. Devices that
         did little, or have no others of their kind, are left out. Says once in the log that one is slow.
         """
-        paces = {name: pace for name, duty in duties.items() if (pace := self._pace(name, duty))}
-        self._before |= {name: replace(duty) for name, duty in duties.items()}
+        for name, duty in duties.items():
+            self._watched.setdefault(name, _Watched()).saw(duty, _kind(name) == "moe")
+        units_s = {name: each.unit_s for name, each in self._watched.items() if each.unit_s is not None}
         slowness = {}
-        for name, pace in paces.items():
-            others_s = [each.unit_s for other, each in paces.items() if other != name and each.kind == pace.kind]
+        for name, unit_s in units_s.items():
+            others_s = [other_s for other, other_s in units_s.items() if other != name and _kind(other) == _kind(name)]
             if others_s and (usual_s := statistics.median(others_s)):
-                slowness[name] = pace.unit_s / usual_s
-                self._tell(name, slowness[name], pace.unit_s, usual_s)
+                slowness[name] = unit_s / usual_s
+                self._tell(name, slowness[name], unit_s, usual_s)
         return slowness
-
-    def _pace(self, name: str, duty: Duty) -> _Pace | None:
-        before = self._before.get(name, Duty.zero())
-        num_items = duty.num_items - before.num_items  # negative: a successor began anew
-        kind = name.split(":")[-2]
-        num_units = num_items if kind == "moe" else duty.num_rows - before.num_rows
-        if num_items < LEAST_ITEMS or num_units < 1:
-            return None
-        return _Pace(kind, (duty.compute_s - before.compute_s) / num_units)
 
     def _tell(self, name: str, slowness: float, unit_s: float, usual_s: float) -> None:
         if slowness >= SLOW and name not in self._slow:
@@ -73,6 +77,10 @@ class Stragglers:
         elif slowness < SLOW / 2 and name in self._slow:
             self._slow.remove(name)
             _log.warning("%s is as fast as the others again", name)
+
+
+def _kind(name: str) -> str:
+    return name.split(":")[-2]
 
 
 async def watch_stragglers(

@@ -49,13 +49,32 @@ def test_groups_are_compared_by_the_token() -> None:
     assert Stragglers().look(totals | duties(7.0)) == pytest.approx({"asap:attention:0": 1.0, "asap:attention:1": 1.0})
 
 
-def test_too_little_work_says_nothing() -> None:
-    """Nor does a successor's count, which is below the one before."""
+def test_a_device_so_slow_that_little_is_done_between_looks_is_told_later() -> None:
+    """Five layers of 2 s in each look of 10 s: four looks have enough of them."""
     stragglers = Stragglers()
-    assert stragglers.look(duties(0.001, 0.02, num_items=LEAST_ITEMS - 1)) == {}
-    stragglers.look(duties(0.001, 0.001))
+    looks = [stragglers.look(duties(0.001, 2.0, num_items=5 * look)) for look in range(1, 5)]
 
-    assert stragglers.look(duties(0.001, 0.02, num_items=LEAST_ITEMS)) == {}
+    assert looks == [{}, {}, {}, pytest.approx({"asap:moe:0": 0.0005, "asap:moe:1": 2000.0})]
+
+
+def test_devices_that_are_a_layer_apart_are_compared() -> None:
+    """When one has enough layers the other may lack one: its last measure stands for it."""
+    stragglers = Stragglers()
+    stragglers.look(duties(0.001, 0.001, num_items=LEAST_ITEMS))
+    ahead = {"asap:moe:0": Duty(0.04, 2 * LEAST_ITEMS, 0), "asap:moe:1": Duty(0.039, 2 * LEAST_ITEMS - 1, 0)}
+
+    assert stragglers.look(ahead) == pytest.approx({"asap:moe:0": 1.0, "asap:moe:1": 1.0})
+
+
+def test_a_successor_is_measured_from_its_own_start() -> None:
+    """What the device before it took says nothing of it, and a count that fell is no work."""
+    stragglers = Stragglers()
+    stragglers.look(duties(0.001, 0.02))
+    successor = {"asap:moe:0": Duty(0.2, 200, 0), "asap:moe:1": Duty(0.01, 10, 0)}
+    assert stragglers.look(successor) == {}
+    successor |= {"asap:moe:1": Duty(0.11, 110, 0)}
+
+    assert stragglers.look(successor) == pytest.approx({"asap:moe:0": 1.0, "asap:moe:1": 1.0})
 
 
 def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
