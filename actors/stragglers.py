@@ -17,6 +17,9 @@ LOOK_S: Final = 10.0
 LEAST_ITEMS: Final = 20
 """Fewer layers of batches say nothing; a device that did fewer between two looks is measured over more of them."""
 
+STILL_LOOKS: Final = 6
+"""After so many looks without an item more (a minute: a wait for a device has a deadline) its measure is forgotten."""
+
 SLOW: Final = 5.0
 """So many times the others is told in the log: skew of experts stays below it as a rule."""
 
@@ -30,9 +33,12 @@ class _Watched:
     since: Duty = field(default_factory=Duty.zero)  # what it is measured from
     last: Duty = field(default_factory=Duty.zero)
     layer_s: float | None = None  # of a batch: its last measure
+    num_still: int = 0  # looks without an item more
 
     def saw(self, duty: Duty) -> None:
         """Its totals now; they are its own, and grow."""
+        if duty.num_items != self.last.num_items:
+            self.num_still = 0
         if duty.num_items < self.last.num_items:  # a successor began anew
             self.since, self.layer_s = replace(duty), None
         self.last = replace(duty)
@@ -40,6 +46,12 @@ class _Watched:
         if num_items >= LEAST_ITEMS:
             self.layer_s = (duty.compute_s - self.since.compute_s) / num_items
             self.since = self.last
+
+    def wait(self) -> None:
+        """One more look without an item, unless `saw` knows better."""
+        self.num_still += 1
+        if self.num_still > STILL_LOOKS:
+            self.layer_s = None
 
 
 class Stragglers:
@@ -57,22 +69,26 @@ class Stragglers:
     def look(self, duties: Mapping[str, Duty]) -> dict[str, float]:
         """How many times as long as the median of the others each device took for the last items that are enough.
 
-        Devices that did little, or have no others, are left out. Says once in the log that one is slow.
+        1 of those that did little lately, or have no others. Says once in the log that one is slow.
 
         Args:
             duties: totals of devices, whose names end in their kind and number (`asap:moe:1`).
         """
+        for watched in self._watched.values():
+            watched.wait()
         for name, duty in duties.items():
             if name.split(":")[-2] == "moe":
                 self._watched.setdefault(name, _Watched()).saw(duty)
-        layers_s = {name: each.layer_s for name, each in self._watched.items() if each.layer_s is not None}
-        slowness = {}
-        for name, layer_s in layers_s.items():
-            others_s = [other_s for other, other_s in layers_s.items() if other != name]
-            if others_s and (usual_s := statistics.median(others_s)):
-                slowness[name] = layer_s / usual_s
-                self._tell(name, slowness[name], layer_s, usual_s)
-        return slowness
+        return {name: self._slowness(name) for name in self._watched}
+
+    def _slowness(self, name: str) -> float:
+        layer_s = self._watched[name].layer_s
+        others_s = [each.layer_s for other, each in self._watched.items() if other != name and each.layer_s is not None]
+        usual_s = statistics.median(others_s) if others_s else 0.0
+        if layer_s is None or not usual_s:
+            return 1.0
+        self._tell(name, layer_s / usual_s, layer_s, usual_s)
+        return layer_s / usual_s
 
     def _tell(self, name: str, slowness: float, layer_s: float, usual_s: float) -> None:
         if slowness >= SLOW and name not in self._slow:

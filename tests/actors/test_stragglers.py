@@ -6,8 +6,10 @@ import logging
 
 import pytest
 
-from asap_ray.actors.stragglers import LEAST_ITEMS, Stragglers
+from asap_ray.actors.stragglers import LEAST_ITEMS, STILL_LOOKS, Stragglers
 from asap_ray.batch import Duty
+
+UNKNOWN = {"asap:moe:0": 1.0, "asap:moe:1": 1.0}
 
 
 def duties(*moe_s: float, num_items: int = 100) -> dict[str, Duty]:
@@ -52,9 +54,10 @@ def test_groups_are_not_compared() -> None:
 def test_a_device_so_slow_that_little_is_done_between_looks_is_told_later() -> None:
     """Five layers of 2 s in each look of 10 s: four looks have enough of them."""
     stragglers = Stragglers()
-    looks = [stragglers.look(duties(0.001, 2.0, num_items=5 * look)) for look in range(1, 5)]
+    looks = [stragglers.look(duties(0.001, 2.0, num_items=5 * look)) for look in range(1, 6)]
 
-    assert looks == [{}, {}, {}, pytest.approx({"asap:moe:0": 0.0005, "asap:moe:1": 2000.0})]
+    slow = pytest.approx({"asap:moe:0": 0.0005, "asap:moe:1": 2000.0})
+    assert looks == [UNKNOWN, UNKNOWN, UNKNOWN, slow, slow]
 
 
 def test_devices_that_are_a_layer_apart_are_compared() -> None:
@@ -71,10 +74,33 @@ def test_a_successor_is_measured_from_its_own_start() -> None:
     stragglers = Stragglers()
     stragglers.look(duties(0.001, 0.02))
     successor = {"asap:moe:0": Duty(0.2, 200, 0), "asap:moe:1": Duty(0.01, 10, 0)}
-    assert stragglers.look(successor) == {}
+    assert stragglers.look(successor) == UNKNOWN
     successor |= {"asap:moe:1": Duty(0.11, 110, 0)}
 
     assert stragglers.look(successor) == pytest.approx({"asap:moe:0": 1.0, "asap:moe:1": 1.0})
+
+
+def test_what_was_measured_before_an_idle_hour_is_forgotten() -> None:
+    """A device that was slow does not ring an alarm all night; a minute without work is no night yet."""
+    stragglers = Stragglers()
+    looks = [stragglers.look(duties(0.001, 0.02)) for _ in range(STILL_LOOKS + 2)]
+
+    assert [look["asap:moe:1"] for look in looks] == pytest.approx([20.0] * (STILL_LOOKS + 1) + [1.0])
+
+
+def test_a_device_that_answers_no_more_is_forgotten_too() -> None:
+    """It is lost, and its successor has nothing to do with it."""
+    stragglers = Stragglers()
+    stragglers.look(duties(0.001, 0.02))
+    for _ in range(STILL_LOOKS + 1):
+        look = stragglers.look({})
+
+    assert look == UNKNOWN
+
+
+def test_a_single_device_is_as_fast_as_any() -> None:
+    """There is nothing to compare it with."""
+    assert Stragglers().look(duties(7.0)) == {"asap:moe:0": 1.0}
 
 
 def test_the_log_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
