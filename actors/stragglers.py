@@ -106,10 +106,10 @@ async def watch_stragglers(
 ) -> None:
     """Look again and again; for ever."""
     stragglers = Stragglers()
-    try:
-        while True:
-            await asyncio.sleep(LOOK_S)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
             for name, slowness in stragglers.look(await duty()).items():
                 report(name, slowness)
-    except Exception:  # whatever it is, the instance serves without
-        _log.exception("slow devices are not told any more")
+        except Exception:  # whatever it is, the instance serves, and the next look may be better
+            _log.exception("whether a device is slow is not known")
