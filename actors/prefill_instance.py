@@ -98,9 +98,8 @@ class PrefillInstance:
             if not (has_attached := await self._attach()):
                 await clear_instance(self._config.name)
                 await self._actors.create(self._left_s())
-                self._start_by_s = (
-                    now() + self._config.start_timeout_s
-                )  # a replica that drained may have had the places
+                # A replica that drained may have had the places for long.
+                self._start_by_s = now() + self._config.start_timeout_s
                 await self.join(self._actors.names, await self._registrations(self._actors.names, self._left_s()))
                 await self._warm()
         except Exception as error:
