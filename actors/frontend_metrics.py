@@ -29,7 +29,9 @@ class FrontendMetrics:
     def __init__(self, config: ServeConfig, model_name: str, asap: Exporter | None = None) -> None:
         """`asap` takes the metrics named `asap_*`; without one they are on `GET /metrics` beside `vllm:*`."""
         self._registry = CollectorRegistry()
-        self._vllm = PrometheusExporter(self._registry, model_name=model_name, engine="0")
+        self._vllm = PrometheusExporter(
+            self._registry, model_name=model_name, engine=config.name.partition(":")[2] or "0"
+        )
         self._asap = asap or PrometheusExporter(self._registry, app=config.name)
         self._totals, self._vllm_totals = Totals(self._asap), Totals(self._vllm)
         self._inflection_tokens = config.prefill.inflection_tokens
