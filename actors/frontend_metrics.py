@@ -107,7 +107,7 @@ class FrontendMetrics:
         self._vllm.set(frontend.KV_CACHE_USAGE, num_held / num_blocks)
 
     def slowness(self, device: str, times: float) -> None:
-        """A device takes so many times as long as the others of its kind."""
+        """A MoE device takes so many times as long as the others."""
         self._asap.set(frontend.DEVICE_SLOWNESS, times, device=device)
 
     def report_devices(self, vitals: Vitals) -> None:

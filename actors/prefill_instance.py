@@ -15,7 +15,7 @@ from asap_ray.actors.instance_actors import InstanceActors, NoAnswer, clear_inst
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.recovery import ANSWER_S, Recovery, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
-from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
@@ -146,6 +146,11 @@ class PrefillInstance:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
         replies = await self._actors.ask(self._actors.names, "timeline", last_s, timeout_s=ANSWER_S)
         return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
+
+    async def duty(self) -> dict[str, Duty]:
+        """Totals of every device's compute stream, by name; a device that does not answer is left out."""
+        replies = await self._actors.ask(self._actors.names, "duty", timeout_s=ANSWER_S)
+        return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""
