@@ -8,7 +8,7 @@ AsapError
 ├── Overflow          more rows than a slot holds; nothing was written
 ├── CorruptMessage    a peer's header contradicts the layout; nothing was computed from it
 ├── PeerTimeout       a deadline passed; names the peer and the phase
-├── DeviceLost        a device's process is gone
+├── DeviceLost        a device is gone: its process, or what carries between it and other hosts
 └── Closed            the instance is stopping
 """
 
@@ -56,7 +56,7 @@ class PeerTimeout(AsapError):
 
 
 class DeviceLost(AsapError):
-    """A device's process is gone; the text names it."""
+    """A device's process is gone, or what carries between it and other hosts; the text says which."""
 
 
 class Closed(AsapError):

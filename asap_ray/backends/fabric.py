@@ -12,7 +12,8 @@ from asap_ray.backends.mirrors import AttentionEnd, End, MoEEnd
 from asap_ray.backends.nixl_link import NixlLink, require_nixl
 from asap_ray.backends.node import node_name
 from asap_ray.config import ServeConfig
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, DeviceLost
+from asap_ray.layout import Layout
 from asap_ray.messages import Registration
 
 
@@ -54,8 +55,17 @@ class FabricPorts(HostPorts):
     def __init__(self, is_near: Callable[[Registration], bool]) -> None:
         """`is_near` says of a peer whether it shares memory with this process."""
         self._is_near = is_near
-        self._joined: list[tuple[Registration, _native.SharedBuffer]] = []  # before there is an endpoint
+        self._joined: dict[bytes, tuple[Registration, _native.SharedBuffer]] = {}  # by link, before a carrier is there
+        self._on_failure: Callable[[DeviceLost], None] = lambda _: None
         self.carrier: Carrier | None = None  # once there is an endpoint
+
+    def on_failure(self, call: Callable[[DeviceLost], None]) -> None:
+        """See `Ports`."""
+        self._on_failure = call
+
+    def mirror_bytes(self, layout: Layout) -> int:
+        """See `Ports`; any device may be far, and a rank writes to its own region of its buffer."""
+        return layout.moe_devices * layout.region_bytes
 
     def create(self, name: str, num_bytes: int) -> _native.SharedBuffer:
         """See `Ports`; peers on other hosts may write to it too."""
@@ -75,15 +85,15 @@ class FabricPorts(HostPorts):
         """
         if self._is_near(peer):
             near: _native.SharedBuffer = super().open(peer)
+            if self.carrier:
+                self.carrier.forget(peer)
             return near
         if not peer.link:
             raise ConfigError(f"{peer.role} {peer.index} on {peer.node} has no NIXL link")
         mirror = _native.SharedBuffer.create_sparse(f"mirror-{peer.role}-{peer.index}-{peer.tp_rank}", peer.num_bytes)
         if self.carrier:
-            self.carrier.join(peer, mirror)
-        else:
-            self._joined.append((peer, mirror))
-        return mirror
+            return self.carrier.join(peer, mirror)
+        return self._joined.setdefault(peer.link, (peer, mirror))[1]
 
     def attention(self, **endpoint: Any) -> _native.AttentionComm:
         """See `Ports`."""
@@ -104,7 +114,7 @@ class FabricPorts(HostPorts):
             self.carrier.close()
 
     def _carry_for(self, end: End) -> None:
-        self.carrier = Carrier(self._link, end)
-        for peer, mirror in self._joined:
+        self.carrier = Carrier(self._link, end, self._on_failure)
+        for peer, mirror in self._joined.values():
             self.carrier.join(peer, mirror)
         self._joined.clear()

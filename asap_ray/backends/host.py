@@ -16,11 +16,10 @@ from asap_ray.backends.kv_memory import fit_blocks, process_bytes
 from asap_ray.backends.node import node_name
 from asap_ray.backends.peers import Peers
 from asap_ray.backends.ports import Ports
-from asap_ray.backends.threads import ThreadRuntime, drive
+from asap_ray.backends.threads import ThreadRuntime
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.errors import Closed
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
 from asap_ray.laps import Laps, State
@@ -82,6 +81,8 @@ class HostAttention:
             "buffers": layout.attention_bytes + results_bytes,
             "workspace": self.stage.workspace_bytes(config.prefill.max_tokens),
         }
+        if mirror_bytes := self._ports.mirror_bytes(layout):
+            taken["mirrors of buffers on other hosts"] = mirror_bytes
         num_blocks = fit_blocks(config, spec, taken)
         memory = PageMemory.create(f"pages-{self._group}-{self._rank}", num_blocks * spec.block_bytes)
         self.stage.keep_in(Storage(spec, num_blocks, memory.bytes))
@@ -106,6 +107,7 @@ class HostAttention:
         """Open the buffers of all MoE devices, given in the order of e."""
         prefill = self._config.prefill
         self._peers = Peers(devices)
+        self._ports.on_failure(self.runtime.fail)
         native = self._ports.attention(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
@@ -139,10 +141,7 @@ class HostAttention:
         torch.set_num_threads(self._config.threads)
         rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self._laps, self.duty)
         self._laps.restart()
-        try:
-            drive(attention.serve(rank))
-        except Closed:
-            return
+        self.runtime.serve_out(attention.serve(rank))
 
     def timeline(self, last_s: float) -> Timeline:
         """The spans of the last seconds, as far as they are kept; for any thread."""
@@ -187,6 +186,7 @@ class HostMoE:
         """Open the buffers of all attention ranks, given in the order of (i, j)."""
         prefill, tp = self._config.prefill, self._config.parallel.tp
         self._peers = Peers(ranks[::tp])
+        self._ports.on_failure(self.runtime.fail)
         native = self._native = self._ports.moe(
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
@@ -214,10 +214,8 @@ class HostMoE:
         """Run the streams until `runtime.close()`; raises what ended them otherwise."""
         torch.set_num_threads(self._config.threads)
         self._laps.restart()
-        try:
-            drive(experts.serve(experts.Device(self.runtime, self.comm, self.stage, self._laps, self.duty)))
-        except Closed:
-            return
+        device = experts.Device(self.runtime, self.comm, self.stage, self._laps, self.duty)
+        self.runtime.serve_out(experts.serve(device))
 
     def timeline(self, last_s: float) -> Timeline:
         """The spans of the last seconds, as far as they are kept; for any thread."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from asap_ray import _native
 from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
 from asap_ray.config import ServeConfig
+from asap_ray.errors import DeviceLost
+from asap_ray.layout import Layout
 from asap_ray.messages import Registration
 from asap_ray.models.model import Model
 from asap_ray.protocol import MoEStage
@@ -30,6 +33,14 @@ class HostPorts:
     def open(self, peer: Registration) -> Any:
         """See `Ports`."""
         return _native.SharedBuffer.open(peer.pid, peer.fd, peer.num_bytes)
+
+    def mirror_bytes(self, layout: Layout) -> int:
+        """See `Ports`; peers' own buffers are mapped."""
+        del layout
+        return 0
+
+    def on_failure(self, call: Callable[[DeviceLost], None]) -> None:
+        """See `Ports`; shared memory works by itself."""
 
     def close(self) -> None:
         """See `Ports`; shared memory works by itself."""

@@ -38,8 +38,11 @@ class End(Protocol):
     def mirror(self, buffer: _native.SharedBuffer) -> Any:
         """Memory that has the layout of a peer's buffer, as a `Mirror`."""
 
-    def join(self, name: str, peer: Registration, mirror: Any) -> str | None:
-        """A peer by its name on the link, and its mirror; the name of the dead one it follows."""
+    def join(self, name: str, peer: Registration, mirror: Any) -> None:
+        """A peer by its name on the link, and its mirror; whoever was in its place has left."""
+
+    def leave(self, successor: Registration) -> str | None:
+        """Whoever was in the successor's place is dead; the name of it, if there was one."""
 
     def take(self, name: str, note: bytes) -> None:
         """What a peer says."""
@@ -66,14 +69,17 @@ class AttentionEnd:
         """See `End`."""
         return _native.MoEMirror(self._layout, buffer, *self._rank)
 
-    def join(self, name: str, peer: Registration, mirror: _native.MoEMirror) -> str | None:
+    def join(self, name: str, peer: Registration, mirror: _native.MoEMirror) -> None:
         """See `End`."""
-        dead = self._names.get(peer.index)
-        if dead:
-            del self._mirrors[dead], self._devices[dead]
         self._names[peer.index] = name
         self._devices[name] = peer.index
         self._mirrors[name] = mirror
+
+    def leave(self, successor: Registration) -> str | None:
+        """See `End`."""
+        dead = self._names.pop(successor.index, None)
+        if dead:
+            del self._mirrors[dead], self._devices[dead]
         return dead
 
     def take(self, name: str, note: bytes) -> None:
@@ -118,14 +124,17 @@ class MoEEnd:
         """See `End`."""
         return _native.AttentionMirror(self._layout, buffer, self._moe_device)
 
-    def join(self, name: str, peer: Registration, mirror: _native.AttentionMirror) -> str | None:
+    def join(self, name: str, peer: Registration, mirror: _native.AttentionMirror) -> None:
         """See `End`."""
         place = (peer.index, peer.tp_rank)
-        dead = self._names.get(place)
-        if dead:
-            del self._ranks[dead]
         self._names[place] = name
         self._ranks[name] = _RemoteRank(place, mirror)
+
+    def leave(self, successor: Registration) -> str | None:
+        """See `End`."""
+        dead = self._names.pop((successor.index, successor.tp_rank), None)
+        if dead:
+            del self._ranks[dead]
         return dead
 
     def take(self, name: str, note: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from asap_ray import _native
-from asap_ray.errors import ConfigError
+from asap_ray.errors import ConfigError, DeviceLost
 from asap_ray.messages import Registration
 
 _BACKENDS: Final = ["UCX"]
@@ -71,15 +71,26 @@ class NixlLink:
         self.num_sent = 0
         self.num_received = 0
 
-    def join(self, peer: Registration, mirror: _native.SharedBuffer, span: tuple[int, int]) -> str:
-        """Link to a peer, whose buffer `mirror` has the layout of; the name by which it is known here.
+    def join(
+        self, peer: Registration, mirror: _native.SharedBuffer, span: tuple[int, int]
+    ) -> tuple[str, _native.SharedBuffer]:
+        """Link to a peer, whose buffer `mirror` has the layout of.
 
         `span` is the offset and size of what parcels to it lie in: registered memory may be pinned.
+
+        Returns:
+            The name by which the peer is known here, and its mirror: if it has joined before, that of then.
+
+        Raises:
+            DeviceLost: it has left.
         """
         name: str = self._agent.add_remote_agent(peer.link).decode()
         who = f"{peer.role} {peer.index} rank {peer.tp_rank} on {peer.node}"
-        self._peers[name] = _Peer(who, mirror, peer.base, self._register(mirror, span))
-        return name
+        if name not in self._peers:
+            self._peers[name] = _Peer(who, mirror, peer.base, self._register(mirror, span))
+        if self._peers[name].has_left:
+            raise DeviceLost(f"{who} is dead: another has taken its place")
+        return name, self._peers[name].mirror
 
     def leave(self, name: str) -> None:
         """A peer is dead: nothing goes to it any more, nor comes from it."""
@@ -131,18 +142,18 @@ class NixlLink:
             parcel.note,
             backends=_BACKENDS,
         )
-        if self._agent.transfer(write) == "PROC":
+        if _is_under_way(self._agent.transfer(write)):
             peer.writes.append(write)
 
     def _end_writes(self, peer: _Peer) -> None:
         try:
-            peer.writes = [write for write in peer.writes if self._agent.check_xfer_state(write) == "PROC"]
+            peer.writes = [write for write in peer.writes if _is_under_way(self._agent.check_xfer_state(write))]
         except Exception as error:  # NIXL's have no class in common
             peer.writes = []
             self._give_up(peer, error)
 
     def _give_up(self, peer: _Peer, error: Exception) -> None:
-        if not peer.has_left:
+        if not (peer.has_left or peer.is_broken):
             _log.error("the link to %s is broken: %s %s", peer.who, type(error).__name__, error)
         peer.is_broken = True
 
@@ -153,3 +164,10 @@ class NixlLink:
             self._agent.remove_remote_agent(name)
         except Exception as error:  # NIXL's have no class in common; what it keeps is memory
             _log.warning("NIXL keeps what it had of %s: %s", peer.who, error)
+
+
+def _is_under_way(state: str) -> bool:
+    """Whether NIXL still writes; an error if it has failed to."""
+    if state == "ERR":
+        raise ConnectionError("a write failed")
+    return state == "PROC"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from asap_ray.config import ServeConfig
+from asap_ray.errors import DeviceLost
+from asap_ray.layout import Layout
 from asap_ray.messages import Registration
 from asap_ray.models.model import Model
 from asap_ray.protocol import AttentionComm, MoEComm, MoEStage
@@ -35,6 +37,12 @@ class Ports(Protocol):
 
     def open(self, peer: Registration) -> Any:
         """A peer's buffer."""
+
+    def mirror_bytes(self, layout: Layout) -> int:
+        """What stands for the buffers of MoE devices on other hosts takes so much memory of a rank, at most."""
+
+    def on_failure(self, call: Callable[[DeviceLost], None]) -> None:
+        """Before there is an endpoint: who is told, in any thread, when what works for it has failed."""
 
     def close(self) -> None:
         """End what works for the endpoint; for any thread, and again."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from asap_ray.errors import Closed
+from asap_ray.errors import Closed, DeviceLost
 
 _T = TypeVar("_T")
 
@@ -30,19 +30,42 @@ class ThreadRuntime:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._closed = False
+        self._failure: DeviceLost | None = None
         self._aborts: list[Callable[[], None]] = []
 
     def on_close(self, abort: Callable[[], None]) -> None:
-        """Also call `abort` on close: it must make native waits raise Closed."""
-        self._aborts.append(abort)
+        """Also call `abort` on close: it must make native waits raise Closed. At once if it is closed already."""
+        with self._changed:
+            self._aborts.append(abort)
+            is_late = self._closed
+        if is_late:
+            abort()
 
     def close(self) -> None:
         """Every present and later wait of this runtime raises Closed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for abort in self._aborts:
+            aborts = [*self._aborts]
+        for abort in aborts:
             abort()
+
+    def fail(self, error: DeviceLost) -> None:
+        """Close, and have `serve_out` raise this."""
+        self._failure = error
+        self.close()
+
+    def serve_out(self, stream: Coroutine[Any, Any, None]) -> None:
+        """Drive a stream until `close`.
+
+        Raises:
+            DeviceLost: that of `fail`.
+        """
+        try:
+            drive(stream)
+        except Closed:
+            if self._failure:
+                raise self._failure from None
 
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()`; False at the timeout. The caller holds `changed`."""

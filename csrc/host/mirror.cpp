@@ -4,17 +4,10 @@
 #include <cstring>
 #include <string>
 
+#include "asap/endpoint.hpp"
+
 namespace asap {
 namespace {
-
-void check_index(const char* name, std::int64_t index, std::int64_t count) {
-  ASAP_CHECK(index >= 0 && index < count, name, "=", index, " is not in 0..", count - 1);
-}
-
-void check_size(const char* what, const SharedBuffer& buffer, std::int64_t num_bytes) {
-  ASAP_CHECK(buffer.num_bytes() >= num_bytes, what, " has ", buffer.num_bytes(),
-             " bytes, the layout needs ", num_bytes);
-}
 
 std::string bytes_of(const Header& header, std::int64_t num_bytes) {
   return {reinterpret_cast<const char*>(&header), static_cast<std::size_t>(num_bytes)};
@@ -49,13 +42,12 @@ MoEMirror::MoEMirror(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
       dp_group_(dp_group),
       tp_rank_(tp_rank) {
   check_layout(layout_);
-  check_index("dp_group", dp_group, layout_.dp_groups);
-  check_index("tp_rank", tp_rank, layout_.tp);
-  check_size("a mirror of a MoE buffer", *buffer_, layout_.moe_bytes);
+  check_rank(layout_, {dp_group, tp_rank, 0});
+  check_bytes("a mirror of a MoE buffer", buffer_->num_bytes(), layout_.moe_bytes);
 }
 
 std::optional<Parcel> MoEMirror::take(std::int64_t slot) {
-  check_index("slot", slot, kNumSlots);
+  check_slot(slot);
   if (has_credit(view_.word(dp_group_, slot), bit(tp_rank_))) return std::nullopt;
   const Message message = view_.message(dp_group_, tp_rank_, slot);
   const std::uint64_t sequence = message.header->sequence.load(std::memory_order_relaxed);
@@ -75,7 +67,7 @@ std::optional<Parcel> MoEMirror::take(std::int64_t slot) {
 }
 
 void MoEMirror::credit(std::int64_t slot) const {
-  check_index("slot", slot, kNumSlots);
+  check_slot(slot);
   give_credit(view_, dp_group_, slot, bit(tp_rank_));
 }
 
@@ -86,12 +78,12 @@ AttentionMirror::AttentionMirror(const Layout& layout, std::shared_ptr<SharedBuf
       view_(layout_, buffer_->bytes()),
       moe_device_(moe_device) {
   check_layout(layout_);
-  check_index("moe_device", moe_device, layout_.moe_devices);
-  check_size("a mirror of an attention buffer", *buffer_, layout_.attention_bytes);
+  check_moe_device(layout_, moe_device);
+  check_bytes("a mirror of an attention buffer", buffer_->num_bytes(), layout_.attention_bytes);
 }
 
 std::optional<Parcel> AttentionMirror::take(std::int64_t slot) const {
-  check_index("slot", slot, kNumSlots);
+  check_slot(slot);
   Word& word = view_.word(slot, moe_device_);
   if ((word.load(std::memory_order_relaxed) & bit(moe_device_)) == 0) return std::nullopt;
   word.fetch_and(~bit(moe_device_), std::memory_order_acquire);  // bit before header and payload
@@ -105,7 +97,7 @@ std::optional<Parcel> AttentionMirror::take(std::int64_t slot) const {
 MoEInbox::MoEInbox(const Layout& layout, std::shared_ptr<SharedBuffer> buffer)
     : layout_(layout), buffer_(std::move(buffer)), view_(layout_, buffer_->bytes()) {
   check_layout(layout_);
-  check_size("a MoE buffer", *buffer_, layout_.moe_bytes);
+  check_bytes("a MoE buffer", buffer_->num_bytes(), layout_.moe_bytes);
 }
 
 // Steps 3 to 5 of async-dispatch-send, in the name of a rank on another host.
@@ -123,23 +115,22 @@ bool MoEInbox::put(std::int64_t dp_group, std::int64_t tp_rank, std::int64_t slo
 }
 
 bool MoEInbox::is_read(std::int64_t dp_group, std::int64_t tp_rank, std::int64_t slot) const {
-  check_index("dp_group", dp_group, layout_.dp_groups);
-  check_index("tp_rank", tp_rank, layout_.tp);
-  check_index("slot", slot, kNumSlots);
+  check_rank(layout_, {dp_group, tp_rank, 0});
+  check_slot(slot);
   return has_credit(view_.word(dp_group, slot), bit(tp_rank));
 }
 
 AttentionInbox::AttentionInbox(const Layout& layout, std::shared_ptr<SharedBuffer> buffer)
     : layout_(layout), buffer_(std::move(buffer)), view_(layout_, buffer_->bytes()) {
   check_layout(layout_);
-  check_size("an attention buffer", *buffer_, layout_.attention_bytes);
+  check_bytes("an attention buffer", buffer_->num_bytes(), layout_.attention_bytes);
 }
 
 // Steps 2 to 4 of async-combine-send, in the name of a MoE device on another host.
 void AttentionInbox::put(std::int64_t slot, std::int64_t moe_device,
                          std::string_view header) const {
-  check_index("slot", slot, kNumSlots);
-  check_index("moe_device", moe_device, layout_.moe_devices);
+  check_slot(slot);
+  check_moe_device(layout_, moe_device);
   ASAP_CHECK(std::ssize(header) == kHeaderBytes, "a reply header of ", header.size(),
              " bytes, not ", kHeaderBytes);
   Header& mine = view_.header(slot, moe_device);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +16,14 @@ from asap_ray import _native
 from asap_ray.backends.door import Door
 from asap_ray.backends.fabric import FabricPorts, open_ports, require_device
 from asap_ray.backends.gloo import SoloCollective
-from asap_ray.backends.host import HostAttention, HostMoE
+from asap_ray.backends.host import HostAttention, HostMoE, instance_of
 from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.mirrors import MoEEnd
-from asap_ray.backends.nixl_link import NixlLink, Parcel
 from asap_ray.backends.node import node_name
 from asap_ray.batch import Batch, Request, Token
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
+from asap_ray.layout import layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.model import load_model
 from asap_ray.spec import ParallelSpec, PrefillSpec
@@ -107,12 +106,25 @@ def test_shared_memory_needs_no_package(monkeypatch: pytest.MonkeyPatch, fabric:
     assert "link" not in ports.address(ports.create("near", 4096))
 
 
-def test_a_near_peer_shares_its_memory() -> None:
-    """`auto` asks whether it is on this node; then both have the same bytes."""
+def test_auto_asks_whether_a_peer_is_on_this_node() -> None:
+    """If it is, it needs no link."""
+    pytest.importorskip("nixl", reason="needs the extra asap-ray[nixl]")
     buffer = _native.SharedBuffer.create("near", 4096)
-    near = peer_of(node=node_name(), **HostPorts().address(buffer))
+    address = HostPorts().address(buffer)
 
-    opened = open_ports(config_of(fabric="auto")).open(near)
+    ports = open_ports(config_of(fabric="auto"))
+
+    assert type(ports) is FabricPorts
+    assert ports.open(peer_of(node=node_name(), **address)).num_bytes == 4096
+    with pytest.raises(ConfigError, match="moe 3 on far has no NIXL link"):
+        ports.open(peer_of(**address))
+
+
+def test_a_near_peer_shares_its_memory() -> None:
+    """Both have the same bytes."""
+    buffer = _native.SharedBuffer.create("near", 4096)
+
+    opened = FabricPorts(is_near=lambda _: True).open(peer_of(**HostPorts().address(buffer)))
     memoryview(opened)[7] = 9
 
     assert memoryview(buffer)[7] == 9
@@ -150,7 +162,7 @@ def clear_word(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("note", "text"),
-    [(bytes([2]) + bytes(128), "slot=2 is not in 0..1"), (bytes([0]) + bytes(3), "a header of 3 bytes")],
+    [(bytes([2]) + bytes(128), "slot=2 is not 0 or 1"), (bytes([0]) + bytes(3), "a header of 3 bytes")],
 )
 def test_a_note_that_does_not_fit_is_refused(note: bytes, text: str) -> None:
     """Whoever wrote it; nothing is written."""
@@ -165,22 +177,6 @@ def test_a_note_that_does_not_fit_is_refused(note: bytes, text: str) -> None:
         end.take("peer", note if len(note) < size else note[:size])
 
     assert bytes(world.kind.bytes_of(world.moe_buffers[0])) == before
-
-
-def test_a_broken_link_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Parcels to it are dropped: whoever waits for an answer has a deadline."""
-    pytest.importorskip("nixl", reason="needs the extra asap-ray[nixl]")
-    buffers = [_native.SharedBuffer.create(name, 4096) for name in ("mine", "theirs")]
-    mine, theirs = (NixlLink(name, buffer) for name, buffer in zip(("mine", "theirs"), buffers, strict=True))
-    far = peer_of(link=theirs.metadata, base=buffers[1].address)
-    name = mine.join(far, _native.SharedBuffer.create_sparse("mirror", 4096), (0, 4096))
-    outside = Parcel(name, b"note", [(1 << 30, 8)])
-
-    with caplog.at_level(logging.ERROR):
-        mine.send(outside)
-        mine.send(outside)
-
-    assert [record.message[:43] for record in caplog.records] == ["the link to moe 3 rank 0 on far is broken: "]
 
 
 def test_the_node_is_known_by_its_processes() -> None:
@@ -209,6 +205,15 @@ def test_a_mirror_takes_no_memory_before_it_is_written() -> None:
 def resident_bytes() -> int:
     """Of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_mirrors_are_in_the_budget_of_a_rank(tiny_model: Path) -> None:
+    """Where devices may be on other hosts, the rank's own region of each of them."""
+    config, model = config_of(device_memory_bytes=1_000_000), load_model(tiny_model)
+    mirrors = layout_of(instance_of(config, model)).region_bytes / 1e6
+
+    with pytest.raises(ConfigError, match=f" - mirrors of buffers on other hosts {mirrors:.1f} = "):
+        HostAttention(config, model, 0, SoloCollective(), 1, FabricPorts(is_near=lambda _: False))
 
 
 def test_a_mirror_smaller_than_its_layout_is_refused() -> None:

@@ -253,10 +253,10 @@ def test_only_a_device_that_is_there_is_replaced(e: int, text: str) -> None:
 
 def test_a_group_comes_back_whole(world: World) -> None:
     """As many buffers as ranks, each of the layout's size."""
-    small = world.kind.create("attention-0-0", 4096)
+    whole, small = world.kind.peer(world.attention_buffers[0][0]), world.kind.create("attention-0-0", 4096)
 
     with pytest.raises(ValueError, match="2 attention_buffers for 1 ranks of a group"):
-        world.devices[0].replace_group(0, [small, small], 9)
+        world.devices[0].replace_group(0, [whole, whole], 9)
     with pytest.raises(ValueError, match="an attention buffer has 4096 bytes"):
         world.devices[0].replace_group(0, [small], 9)
     with pytest.raises(ValueError, match="a MoE buffer has 4096 bytes"):

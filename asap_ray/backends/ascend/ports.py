@@ -19,6 +19,7 @@ from asap_ray.backends.ascend.tensor_comm import TensorComm
 from asap_ray.backends.ascend.toolkit import open_die, require
 from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
 from asap_ray.config import ServeConfig
+from asap_ray.errors import DeviceLost
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
@@ -109,6 +110,14 @@ class AscendPorts:
     def open(self, peer: Registration) -> _native.ascend.SharedBuffer:
         """See `Ports`."""
         return _native.ascend.SharedBuffer.open(self._die, peer.key, peer.num_bytes)
+
+    def mirror_bytes(self, layout: Layout) -> int:
+        """See `Ports`; peers' own buffers are mapped."""
+        del layout
+        return 0
+
+    def on_failure(self, call: Callable[[DeviceLost], None]) -> None:
+        """See `Ports`; a die works by itself."""
 
     def close(self) -> None:
         """See `Ports`; a die works by itself."""

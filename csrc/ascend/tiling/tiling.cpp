@@ -10,9 +10,9 @@ extern "C" std::int64_t asap_system_bytes() {
   return platform_ascendc::PlatformAscendCManager::GetInstance()->GetLibApiWorkSpaceSize();
 }
 
-// a [rows, inner] times b [columns, inner] transposed; types of both and of the result as
-// csrc/ascend/host/super_kernel.hpp numbers them. 0, or 1 if there is no tiling, or 2 if it does
-// not fit.
+// a [rows, inner] times b [columns, inner] transposed; types of both and of the result as the
+// ElementType of csrc/ascend/host/tiling_library.hpp. 0, or 1 if there is no tiling, or 2 if it
+// does not fit.
 extern "C" int asap_tiling(std::int64_t rows, std::int64_t columns, std::int64_t inner,
                            std::int64_t row_type, std::int64_t result_type, void* tiling,
                            std::int64_t num_bytes) {
