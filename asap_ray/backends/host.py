@@ -80,7 +80,7 @@ class HostAttention:
         taken = {
             "process with weights": process_bytes(),
             "buffers": layout.attention_bytes + results_bytes,
-            "workspace": self.stage.workspace_bytes(config.prefill.max_tokens),
+            "workspace": self.stage.workspace_bytes(config.prefill.max_tokens, config.threads),
         }
         num_blocks = fit_blocks(config, spec, taken)
         memory = PageMemory.create(f"pages-{self._group}-{self._rank}", num_blocks * spec.block_bytes)

@@ -65,8 +65,3 @@ def attend_in_panels(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: 
     query, key, value = (each.numpy() for each in (query_nND.transpose(0, 1), key_GmD, value_GmV))
     _native.attend(out_nNV.numpy(), query, key, value, head_dim**-0.5, torch.get_num_threads())
     return out_nNV
-
-
-def panel_room(num_tokens: int, num_heads: int, width: int) -> int:
-    """Numbers that `attend_in_panels` lays out at a time: a head of keys and values, `width` of a token, a thread."""
-    return num_tokens * min(torch.get_num_threads(), num_heads) * width

@@ -16,7 +16,7 @@ from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import grouped_query
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fields import Fields
-from asap_ray.models.fused import attend_in_panels, norm_and_rotate_, panel_room
+from asap_ray.models.fused import attend_in_panels, norm_and_rotate_
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Angles, Rope, rotate_
@@ -135,10 +135,11 @@ class GroupedQueryAttention:
             ]
         return torch.cat(parts)
 
-    def workspace(self, num_tokens: int) -> int:
-        """See `AttentionLayer`: queries, keys and values, and what they make; a few heads of the prompt in panels."""
-        made = num_tokens * (sum(self._split) + self._split[0]) * self._head_dim
-        return made + panel_room(num_tokens, self._split[1], 2 * self._head_dim)
+    def workspace(self, num_tokens: int, num_threads: int) -> int:
+        """See `AttentionLayer`: queries, keys and values, what they make; a head in panels for each thread."""
+        num_queries, num_keys, _ = self._split
+        num_vectors = sum(self._split) + num_queries + 2 * min(num_threads, num_keys)
+        return num_tokens * num_vectors * self._head_dim
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: every head needs the whole rows."""

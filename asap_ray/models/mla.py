@@ -19,7 +19,7 @@ import torch
 from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import latent
 from asap_ray.models.config import ModelConfig
-from asap_ray.models.fused import panel_room, rms_norm
+from asap_ray.models.fused import rms_norm
 from asap_ray.models.gqa import attend
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
@@ -118,14 +118,12 @@ class LatentAttention:
             weight = weight.float() * sizes.rope.yarn.softmax_scale
         return Matrix(shard.own(weight.T))
 
-    def workspace(self, num_tokens: int) -> int:
-        """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads, laid out once more."""
+    def workspace(self, num_tokens: int, num_threads: int) -> int:
+        """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads, some in panels."""
         sizes, num_heads = self._sizes, len(self._up_NXC)
         width = self._down_HA.num_outputs + num_heads * (sizes.head_dim + sizes.value_dim)
-        of_heads = panel_room(num_tokens, num_heads, sizes.head_dim + sizes.value_dim)
-        of_latents = panel_room(num_tokens, 1, 2 * sizes.kept_dim)
-        expanded = 3 * max(EXPANDED, num_tokens * sizes.head_dim)
-        return num_tokens * width + expanded + max(of_heads, of_latents)
+        in_panels = max(min(num_threads, num_heads) * (sizes.head_dim + sizes.value_dim), 2 * sizes.kept_dim)
+        return num_tokens * (width + in_panels) + 3 * max(EXPANDED, num_tokens * sizes.head_dim)
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: the latents, normalised, and the key to be rotated."""
