@@ -13,7 +13,7 @@ from fastapi import Depends, HTTPException, Request
 from asap_ray.errors import ConfigError
 
 OPEN: Final = frozenset({"/health", "/ping", "/ready", "/version", "/metrics", "/duty"})
-"""They tell how the instance is, never what it was asked."""
+"""They tell how the instance is, never what it was asked. FastAPI asks nobody for a key of `/openapi.json`."""
 
 
 def key_required(source: str) -> list[Any]:

@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final
 
 import fastapi
@@ -14,20 +15,20 @@ from ray import serve
 
 from asap_ray.actors.api_key import key_required
 from asap_ray.actors.claims import Claims, own_name
-from asap_ray.actors.duty import duty_of
+from asap_ray.actors.duty import Devices
 from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.frontend import build_api
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
-from asap_ray.actors.placement import running_in_app, running_names
+from asap_ray.actors.placement import running_in_app
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.actors.stragglers import watch_stragglers
 from asap_ray.actors.timeline import timeline_route
 from asap_ray.backends.host import instance_of
-from asap_ray.batch import Duty, Request
+from asap_ray.batch import Request
 from asap_ray.config import config_from, config_to
 from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
@@ -82,8 +83,8 @@ class Frontend:
     def __init__(self, args: dict[str, Any]) -> None:
         config = config_from(args)  # on the replica's event loop
         key_required(config.api_key_from)  # refused before a device starts
-        self._app = config.name
-        self._config = dataclasses.replace(config, name=Claims(self._app).take(own_name()))
+        self._devices = Devices(partial(running_in_app, config.name))
+        self._config = dataclasses.replace(config, name=Claims(config.name).take(own_name()))
         self._is_alone = serve.get_replica_context().world_size == 1
         self._has_started = asyncio.Event()  # or failed to
         self._instance = PrefillInstance(self._config)
@@ -93,7 +94,7 @@ class Frontend:
         self._failure = ""
         self._life = asyncio.create_task(self._live())
         self._reports = asyncio.create_task(self._report())
-        self._stragglers = asyncio.create_task(watch_stragglers(self._own_duty, self._metrics.slowness))
+        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.duty, self._metrics.slowness))
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
@@ -131,12 +132,7 @@ class Frontend:
 
     async def duty(self) -> dict[str, dict[str, float]]:
         """Totals of every device's compute stream in all replicas, by name: the duty cycle is `compute_s`'s growth."""
-        totals = await duty_of(running_in_app(self._app))
-        return {name: dataclasses.asdict(each) for name, each in totals.items()}
-
-    async def _own_duty(self) -> dict[str, Duty]:
-        """The devices of this replica: those of others have other loads."""
-        return await duty_of(running_names(self._config.name))
+        return {name: dataclasses.asdict(each) for name, each in (await self._devices.duty()).items()}
 
     async def exposition(self) -> str:
         """What `GET /metrics` answers."""

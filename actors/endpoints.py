@@ -83,13 +83,13 @@ async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
     async def look() -> Look:
         try:
             return _look(*await asyncio.gather(handle.exposition.remote(), handle.duty.remote()))
-        except RayError:
+        except (RayError, RayServeException):
             return Look(time.monotonic())
 
     async def timeline(last_s: float) -> Timeline:
         try:
             return decode(Timeline, await handle.timeline.remote(last_s))
-        except RayError as error:
+        except (RayError, RayServeException) as error:
             raise ConfigError(f"application {name!r} gave no timeline: {error}") from None
 
     yield Endpoint(HandleTarget(handle), model, look, timeline)
@@ -97,6 +97,8 @@ async def app_endpoint(name: str, address: str) -> AsyncIterator[Endpoint]:
 
 def _look(metrics: str, duty: Mapping[str, Any]) -> Look:
     """Devices by `attention:0`, `1:moe:0`: an actor's name without its application's."""
-    samples, model = samples_of(metrics)
+    samples, labels = samples_of(metrics)
     by_device = {name.partition(":")[2]: totals for name, totals in duty.items()}
-    return Look(time.monotonic(), model, samples=samples, duty=by_device)
+    return Look(
+        time.monotonic(), labels.get("model_name", ""), samples=samples, duty=by_device, engine=labels.get("engine", "")
+    )

@@ -6,8 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from http import HTTPStatus
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Response
@@ -18,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from asap_ray import __version__
 from asap_ray.actors.api_key import key_required
+from asap_ray.actors.bodies import Bodies
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.http_errors import add_error_handlers, error_of
 from asap_ray.actors.limits import Limits
@@ -43,14 +43,6 @@ from asap_ray.batch import Request
 from asap_ray.config import ServeConfig
 from asap_ray.errors import AsapError, RequestError
 from asap_ray.kvcache.transfer_params import Transfer, read_transfer
-
-_BYTES_PER_TOKEN: Final = 16
-"""An id in JSON has at most 11 digits, a comma and a space; a token of text is shorter on average."""
-
-_BODY_SLACK: Final = 1 << 16
-
-_BODY_S: Final = 60.0
-"""A client that sends a byte a second does not hold its connection for longer."""
 
 _T = TypeVar("_T")
 
@@ -122,33 +114,36 @@ class Routes:
         self._service = service
         self._model = service.model
         self._started = int(time.time())
-        self._max_body_bytes = _BYTES_PER_TOKEN * service.config.max_queued_tokens + _BODY_SLACK
+        self._bodies = Bodies(service.config.max_queued_tokens)
 
     async def completions(self, http: HttpRequest) -> Response:
         """Continue each prompt: text, token ids, or a list of either."""
-        content, arrival_s = await self._read(http), time.monotonic()
-        body = parse(CompletionBody, content)
-        self._check_model(body.model)
-        if body.stop:
-            self._tokenizer()  # without one no text can be searched
-        self._service.check_count(len(body.prompt))  # before millions of them take time
-        prompts = [await self._token_ids(prompt) for prompt in body.prompt]
+        async with self._bodies.read(http) as read:
+            arrival_s = time.monotonic()
+            body = parse(CompletionBody, read)
+            self._check_model(body.model)
+            if body.stop:
+                self._tokenizer()  # without one no text can be searched
+            self._service.check_count(len(body.prompt))  # before millions of them take time
+            prompts = [await self._token_ids(prompt) for prompt in body.prompt]
         answer = CompletionAnswer(self._model, body, [len(ids) for ids in prompts])
         return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))
 
     async def chat_completions(self, http: HttpRequest) -> Response:
         """Answer a conversation."""
-        content, arrival_s = await self._read(http), time.monotonic()
-        body = parse(ChatBody, content)
-        self._check_model(body.model)
-        prompts = [await self._chat_token_ids(body.messages, body.chat_template_kwargs)]
+        async with self._bodies.read(http) as read:
+            arrival_s = time.monotonic()
+            body = parse(ChatBody, read)
+            self._check_model(body.model)
+            prompts = [await self._chat_token_ids(body.messages, body.chat_template_kwargs)]
         answer = ChatAnswer(self._model, body, [len(ids) for ids in prompts])
         return await self._generate(http, body, answer, self._requests(body, answer, prompts, arrival_s))
 
     async def generate(self, http: HttpRequest) -> Response:
         """Token ids in, token ids out: vLLM's route for instances that work as a pair."""
-        content, arrival_s = await self._read(http), time.monotonic()
-        body = parse(GenerateBody, content)
+        async with self._bodies.read(http) as read:
+            arrival_s = time.monotonic()
+            body = parse(GenerateBody, read)
         self._check_model(body.model)
         check_token_ids(body.token_ids, "token_ids", self._model.vocab_size)
         answer = GenerateAnswer(self._model, body)
@@ -157,14 +152,15 @@ class Routes:
 
     async def tokenize(self, http: HttpRequest) -> dict[str, Any]:
         """Token ids of a prompt or of a conversation, without running anything."""
-        body = parse(TokenizeBody, await self._read(http))
-        self._check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError("exactly one of prompt and messages is needed", "prompt")
-        if body.messages is not None:
-            ids = await self._chat_token_ids(body.messages, body.chat_template_kwargs)
-        else:
-            ids = await self._encode(body.prompt or "", body.add_special_tokens)
+        async with self._bodies.read(http) as read:
+            body = parse(TokenizeBody, read)
+            self._check_model(body.model)
+            if (body.prompt is None) == (body.messages is None):
+                raise RequestError("exactly one of prompt and messages is needed", "prompt")
+            if body.messages is not None:
+                ids = await self._chat_token_ids(body.messages, body.chat_template_kwargs)
+            else:
+                ids = await self._encode(body.prompt or "", body.add_special_tokens)
         spelled = [self._tokenizer().spelling(token_id) for token_id in ids] if body.return_token_strs else None
         return {
             "count": len(ids),
@@ -175,7 +171,8 @@ class Routes:
 
     async def detokenize(self, http: HttpRequest) -> dict[str, str]:
         """Text of token ids."""
-        body = parse(DetokenizeBody, await self._read(http))
+        async with self._bodies.read(http) as read:
+            body = parse(DetokenizeBody, read)
         self._check_model(body.model)
         check_token_ids(body.tokens, "tokens", self._model.vocab_size)
         return {"prompt": self._tokenizer().decode(body.tokens)}
@@ -207,20 +204,6 @@ class Routes:
         """What Prometheus scrapes: vLLM's names."""
         self._service.report()
         return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-    async def _read(self, http: HttpRequest) -> bytes:
-        """The body, unless it is longer than any the queue could take, or does not end."""
-        body = bytearray()
-        try:
-            async with asyncio.timeout(_BODY_S):
-                async for part in http.stream():
-                    body += part
-                    if len(body) > self._max_body_bytes:
-                        raise HTTPException(413, f"the body is longer than {self._max_body_bytes} bytes")
-        except TimeoutError:
-            reason = f"{len(body)} bytes of the body came within {_BODY_S:g} s, and not all of it"
-            raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, reason) from None
-        return bytes(body)
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._model.name):

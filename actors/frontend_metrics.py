@@ -29,7 +29,9 @@ class FrontendMetrics:
     def __init__(self, config: ServeConfig, model_name: str, asap: Exporter | None = None) -> None:
         """`asap` takes the metrics named `asap_*`; without one they are on `GET /metrics` beside `vllm:*`."""
         self._registry = CollectorRegistry()
-        self._vllm = PrometheusExporter(self._registry, model_name=model_name, engine="0")
+        self._vllm = PrometheusExporter(
+            self._registry, model_name=model_name, engine=config.name.partition(":")[2] or "0"
+        )
         self._asap = asap or PrometheusExporter(self._registry, app=config.name)
         self._totals, self._vllm_totals = Totals(self._asap), Totals(self._vllm)
         self._inflection_tokens = config.prefill.inflection_tokens
@@ -105,7 +107,7 @@ class FrontendMetrics:
         self._vllm.set(frontend.KV_CACHE_USAGE, num_held / num_blocks)
 
     def slowness(self, device: str, times: float) -> None:
-        """A device takes so many times as long as the others of its kind."""
+        """A MoE device takes so many times as long as the others."""
         self._asap.set(frontend.DEVICE_SLOWNESS, times, device=device)
 
     def report_devices(self, vitals: Vitals) -> None:

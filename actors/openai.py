@@ -252,7 +252,7 @@ class DetokenizeBody(Body):
     tokens: list[int]
 
 
-def parse(kind: type[_Body], raw: bytes) -> _Body:
+def parse(kind: type[_Body], raw: bytes | bytearray) -> _Body:
     """A body from its JSON.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-_STATUSES: Final = (400, 401, 404, 413, 429, 503)
+_STATUSES: Final = (400, 401, 404, 408, 413, 429, 503)
 
 _ERROR: Final = {
     "type": "object",

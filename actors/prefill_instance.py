@@ -15,7 +15,7 @@ from asap_ray.actors.instance_actors import InstanceActors, NoAnswer, clear_inst
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.recovery import ANSWER_S, Recovery, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
-from asap_ray.batch import Batch, Request, Stamps, Token
+from asap_ray.batch import Batch, Duty, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
@@ -91,11 +91,15 @@ class PrefillInstance:
             ConfigError: too few devices, or devices that disagree; names the differing field.
             Unavailable: somebody did not come up in time; names who, and why if it said so. All are stopped.
         """
-        self._start_by_s = asyncio.get_running_loop().time() + self._config.start_timeout_s
+        now = asyncio.get_running_loop().time
+        began_s = now()
+        self._start_by_s = began_s + self._config.start_timeout_s
         try:
             if not (has_attached := await self._attach()):
                 await clear_instance(self._config.name)
                 await self._actors.create(self._left_s())
+                # A replica that drained may have had the places for long.
+                self._start_by_s = now() + self._config.start_timeout_s
                 await self.join(self._actors.names, await self._registrations(self._actors.names, self._left_s()))
                 await self._warm()
         except Exception as error:
@@ -103,7 +107,7 @@ class PrefillInstance:
             await self._actors.clear()
             raise
         self._missing = ()
-        self.vitals.started("attached" if has_attached else "created", self._config.start_timeout_s - self._left_s())
+        self.vitals.started("attached" if has_attached else "created", now() - began_s)
 
     async def watch(self) -> AsyncIterator[Change]:
         """Look after the devices and bring back those that are lost; says of DP groups when they go and are back.
@@ -142,6 +146,11 @@ class PrefillInstance:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
         replies = await self._actors.ask(self._actors.names, "timeline", last_s, timeout_s=ANSWER_S)
         return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
+
+    async def duty(self) -> dict[str, Duty]:
+        """Totals of every device's compute stream, by name; a device that does not answer is left out."""
+        replies = await self._actors.ask(self._actors.names, "duty", timeout_s=ANSWER_S)
+        return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""

@@ -104,14 +104,16 @@ class Recovery:
     async def _successors(self, lost: Iterable[str]) -> dict[str, tuple[Registration, ...]]:
         """End what is left of lost devices and wait for Ray to start them again; where they are now."""
         names = list(lost)
+        telling = asyncio.create_task(self._actors.be_patient(self._patience_s))
         try:
             async with asyncio.timeout(self._patience_s):
-                telling = asyncio.create_task(self._actors.be_patient(self._patience_s))
                 registered = await asyncio.gather(*map(self._successor, names))
                 await telling
                 return dict(zip(names, registered, strict=True))
         except TimeoutError:
             raise Unavailable(f"not back within {self._patience_s:g} s") from None
+        finally:
+            telling.cancel()
 
     async def _successor(self, name: str) -> tuple[Registration, ...]:
         dead = self._actors.registered[name]

@@ -12,6 +12,7 @@ lasts until no process of the old devices is left. The aim is no request that fa
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -28,6 +29,7 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.serve.config import HTTPOptions
 
 from asap_ray.actors.app import build_app
@@ -96,8 +98,12 @@ def deploy(model: str, inflection_tokens: int) -> None:
 
 def devices() -> set[int]:
     """Processes of all devices."""
-    actors = [ray.get_actor(name, namespace=NAMESPACE) for name in running_in_app(APP)]
-    return set(ray.get([actor.__ray_call__.remote(lambda _: os.getpid()) for actor in actors]))
+    found = set()
+    for name in running_in_app(APP):
+        with contextlib.suppress(ValueError, RayActorError):  # gone meanwhile
+            actor = ray.get_actor(name, namespace=NAMESPACE)
+            found.add(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+    return found
 
 
 def roll(model: str, load: Load, inflection_tokens: int) -> Row:

@@ -1,10 +1,12 @@
 """A full disk for reports: one line that says so, and no half of a file in place of a whole one.
 
-A limit on the size of files stands in for the disk; both fail in the middle of a write.
+A limit on the size of files stands in for the disk; both fail in the middle of a write. It is of the whole process, so
+it holds for the write alone: what pytest prints may go to a file too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,21 +21,22 @@ from asap_ray.whole_file import whole_file, write_whole
 ROOM = 4096
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk() -> Iterator[None]:
     """No file grows beyond four kilobytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_leaves_the_report_before(tmp_path: Path) -> None:
     """It is said in one line, with the path; nothing else is left."""
     path = tmp_path / "report.json"
     write_whole(path, "before")
-    with pytest.raises(ConfigError, match=r"cannot write .*report\.json: File too large"):
+    with pytest.raises(ConfigError, match=r"cannot write .*report\.json: File too large"), full_disk():
         write_whole(path, "x" * 10 * ROOM)
 
     assert [(each.name, each.read_text()) for each in tmp_path.iterdir()] == [("report.json", "before")]
@@ -69,7 +72,6 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert ((tmp_path / "report").read_text(), (tmp_path / "link").is_symlink()) == ("report", True)
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_a_journal_keeps_what_it_had_before_the_disk_was_full(tmp_path: Path) -> None:
     """A sweep ends with one line; once there is room it goes on from the points that are whole."""
     points = [
@@ -90,7 +92,7 @@ def test_a_journal_keeps_what_it_had_before_the_disk_was_full(tmp_path: Path) ->
             journal.put(point, outcome)
             kept.append(point)
 
-    with pytest.raises(ConfigError, match=r"cannot write journal .*: File too large"):
+    with pytest.raises(ConfigError, match=r"cannot write journal .*: File too large"), full_disk():
         sweep()
 
     again, num_kept = Journal(tmp_path / "journal"), len(kept)

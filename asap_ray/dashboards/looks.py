@@ -29,6 +29,7 @@ class Look:
     missing: str = ""  # why it is not ready; empty if it is
     samples: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by series name and bucket, or nothing
     duty: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # totals of each device, by name
+    engine: str = ""  # which replica answered
 
     def total(self, metric: Metric, suffix: str = "") -> float:
         """The sum over all labels; 0 if there is no such series."""
@@ -108,31 +109,32 @@ def look(client: httpx.Client) -> Look:
         ConfigError: what answers has no metrics of this kind.
     """
     metrics = _get(client, "/metrics")
-    samples, model = samples_of(metrics.text if metrics.is_success else "")
+    samples, labels = samples_of(metrics.text if metrics.is_success else "")
     if (frontend.RUNNING.exported, "") not in samples:
         raise ConfigError(f"{metrics.url} (HTTP {metrics.status_code}) has no {frontend.RUNNING.exported}")
     return Look(
         at_s=time.monotonic(),
-        model=model,
+        model=labels.get("model_name", ""),
         missing=_missing(_get(client, "/ready")),
         samples=samples,
         duty=_duty(_get(client, "/duty")),
+        engine=labels.get("engine", ""),
     )
 
 
-def samples_of(exposition: str) -> tuple[dict[tuple[str, str], float], str]:
-    """The `samples` and the `model` of a look, from Prometheus' text format; nothing if it is no such text."""
+def samples_of(exposition: str) -> tuple[dict[tuple[str, str], float], dict[str, str]]:
+    """The `samples` of a look and their last labels, from Prometheus' text format; nothing if it is no such text."""
     samples: dict[tuple[str, str], float] = {}
-    model = ""
+    last: dict[str, str] = {}
     try:
         for family in text_string_to_metric_families(exposition):
             for name, labels, value, *_ in family.samples:
                 key = name, labels.get("le", "")
                 samples[key] = samples.get(key, 0.0) + value
-                model = labels.get("model_name", model)
+                last |= labels
     except ValueError:
-        return {}, ""
-    return samples, model
+        return {}, {}
+    return samples, last
 
 
 def connect(url: str) -> httpx.Client:

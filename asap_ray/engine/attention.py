@@ -31,6 +31,7 @@ class Flight:
     slot: int
     state: Any
     admitted_s: float
+    num_rows: int  # of this pass: the prompts' tokens, later one a request that goes on
     layer: int = 0
     stamps: Stamps = field(default_factory=Stamps)
 
@@ -69,7 +70,7 @@ async def _admit(rank: Rank, slot: int, occupied: tuple[Batch, ...]) -> Flight |
     if batch is None:
         return None
     admitted_s = rank.runtime.now()
-    flight = Flight(batch, slot, await rank.stage.start(batch), admitted_s)
+    flight = Flight(batch, slot, await rank.stage.start(batch), admitted_s, batch.num_tokens)
     rank.laps.lap(START, flight)
     return flight
 
@@ -89,7 +90,7 @@ async def _advance(rank: Rank, flight: Flight) -> bool:
     await rank.comm.dispatch_send(flight.slot, flight.layer, routed)
     stamps.attention_s += attention_s
     stamps.dispatch_s += laps.lap(DISPATCH, flight)
-    rank.duty.add(attention_s, flight.batch.num_tokens)
+    rank.duty.add(attention_s, flight.num_rows)
     flight.layer += 1
     return True
 
@@ -103,4 +104,5 @@ async def _finish(rank: Rank, flight: Flight, expert_out: Any) -> bool:
     rank.duty.add(finish_s, 0)
     await rank.queue.deliver(flight.batch, finished.tokens, flight.stamps)
     flight.state, flight.layer = finished.next_state, 0
+    flight.num_rows = sum(token.finish_reason is None for token in finished.tokens)
     return finished.next_state is not None

@@ -153,7 +153,7 @@ def _percent(shares: Sequence[float | None]) -> list[float | None]:
 
 def device_utilisation(samples: Sequence[Utilisation]) -> str:
     """A row a device, darker where it computed more; with its mean over the replay."""
-    devices = sorted({sample.device for sample in samples}, key=_device_order)
+    devices = sorted({sample.device for sample in samples}, key=device_order)
     figure, axes = figure_of(1.3 + 0.32 * len(devices))
     labels = []
     mesh: Any = None
@@ -189,6 +189,6 @@ def _count(value: float, _: int) -> str:
     return f"{value:,.0f}"
 
 
-def _device_order(device: str) -> tuple[str, int]:
-    role, _, index = device.partition(":")
-    return role, int(index) if index.isdecimal() else 0
+def device_order(device: str) -> list[tuple[int, int, str]]:
+    """Numbers by their size: `attention:0`, `moe:1`, and of other replicas `1:moe:0`, after those."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in device.split(":")]

@@ -51,7 +51,8 @@ class Watch:
             busy = span.device_rate(device, "compute_s")
             if busy is not None:
                 self.utilisation.append(Utilisation(t_s=t_s, device=device, busy=min(1.0, busy)))
-        if span.now.has(frontend.RUNNING) and span.before.has(frontend.RUNNING):
+        is_one = span.now.engine == span.before.engine  # else their difference is of two replicas
+        if is_one and span.now.has(frontend.RUNNING) and span.before.has(frontend.RUNNING):
             self.load.append(_load(span, t_s))
 
     @contextlib.asynccontextmanager

@@ -150,7 +150,8 @@ class DualBatchScheduler:
             backlog_s = self._backlog_s(request)
             if self.num_queued or any(group.in_flight for group in self._groups):
                 self._forecast.check(request, backlog_s, now)
-            self._forecast.admitted(request, backlog_s, now)
+            if all(group.is_up for group in self._groups):  # else nobody knows when it is due
+                self._forecast.admitted(request, backlog_s, now)
         self._prefixes.add(request, keys)
         self._policy.push(request, now)
 
@@ -253,6 +254,8 @@ class DualBatchScheduler:
         self._forget.pop(group, None)
         self._policy.abandon(group)
         self._prefixes.lose(group)
+        if self._forecast and not any(each.is_up for each in self._groups):
+            self._forecast.forget_all()
 
     def mark_up(self, group: int) -> None:
         """The group takes batches again, and has nothing cached."""

@@ -88,3 +88,7 @@ class Forecast:
     def forget(self, request_id: str) -> None:
         """It will have none, or one that teaches nothing."""
         self._due_s.pop(request_id, None)
+
+    def forget_all(self) -> None:
+        """Whoever was admitted waits until a group is back: what that takes says nothing of the next prompt."""
+        self._due_s.clear()

@@ -222,8 +222,8 @@ DEVICE_SLOWNESS: Final = gauge(
     "asap_device_slowness",
     "ratio",
     (*_APP, "device"),
-    "How many times as long as the others of its kind a device computes: a layer on MoE devices, a token on groups.",
-    "Duty.compute_s over Duty.num_items or Duty.num_rows, of the last 10 s with work (Stragglers)",
+    "How many times as long as the others a MoE device computes for a layer of a batch; 1 if it is idle or alone.",
+    "Duty.compute_s over Duty.num_items, of the last 20 layers of batches or more, every 10 s (Stragglers)",
 )
 GROUP_FAILURES: Final = counter(
     "asap_group_failures",

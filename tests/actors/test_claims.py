@@ -25,7 +25,9 @@ class Cluster:
         return self.values.get(key)
 
     def put(self, key: str, value: str) -> bool:
-        return self.values.setdefault(key, value) is value
+        is_new = key not in self.values
+        self.values.setdefault(key, value)
+        return is_new
 
     def drop(self, key: str) -> None:
         self.values.pop(key, None)

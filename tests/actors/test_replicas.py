@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import ray
 from ray import serve
+from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from asap_ray.actors.app import build_app
@@ -53,8 +55,12 @@ def config(cluster: None, make_config: Callable[..., ServeConfig]) -> Iterator[S
 
 def pids(names: list[str]) -> dict[str, int]:
     """The processes of actors, by name."""
-    actors = {name: ray.get_actor(name, namespace="serve") for name in names}
-    return {name: ray.get(actor.__ray_call__.remote(lambda _: os.getpid())) for name, actor in actors.items()}
+    found = {}
+    for name in names:
+        with contextlib.suppress(ValueError, RayActorError):  # gone meanwhile
+            actor = ray.get_actor(name, namespace="serve")
+            found[name] = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    return found
 
 
 def replicas() -> list[str]:

@@ -64,3 +64,10 @@ def test_a_device_is_busy_for_a_share_of_the_time_between() -> None:
 def test_a_device_that_began_anew_gives_no_sample() -> None:
     """Its total went back."""
     assert watched(look(1.0, {}, 9.0), look(3.0, {}, 0.5)).utilisation == []
+
+
+def test_looks_at_two_replicas_are_not_compared() -> None:
+    """Their counters have nothing to do with each other."""
+    samples = {(frontend.RUNNING.exported, ""): 1.0}
+    first, second = (Look(at_s, samples=samples, engine=engine) for at_s, engine in ((1.0, "0"), (2.0, "1")))
+    assert watched(first, second).load == []

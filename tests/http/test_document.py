@@ -22,7 +22,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from asap_ray.actors.frontend import build_api
-from asap_ray.actors.service import PrefillService, ServedModel
+from asap_ray.actors.served_model import ServedModel
+from asap_ray.actors.service import PrefillService
 from asap_ray.config import ServeConfig
 from tests.http.echo_groups import EchoGroups
 

@@ -20,15 +20,15 @@ def prompt(name: str, num_tokens: int = 8, arrival_s: float = 0.0) -> Request:
     return Request(request_id=name, num_tokens=num_tokens, arrival_s=arrival_s)
 
 
-def taught(policy: str = "paper") -> DualBatchScheduler:
-    """One group, an objective of 2.5 s, and a first prompt of 8 tokens that took from 0 to 1 s."""
+def taught(policy: str = "paper", slo_ttft_s: float = 2.5) -> DualBatchScheduler:
+    """One group, an objective, and a first prompt of 8 tokens that took from 0 to 1 s."""
     scheduler = DualBatchScheduler(
         PREFILL,
         1,
         max_queued_requests=100,
         max_queued_tokens=1000,
         policy=policy_of(policy, PREFILL, tokens),
-        slo_ttft_s=2.5,
+        slo_ttft_s=slo_ttft_s,
     )
     scheduler.submit(prompt("first"), 0.0)
     (assignment,) = scheduler.assign(0.0)
@@ -142,6 +142,29 @@ def test_a_bad_minute_is_forgotten() -> None:
         forecast.check(prompt("soon", arrival_s=60.0), 1.0, 60.0)
 
     forecast.check(prompt("later", arrival_s=later_s), 1.0, later_s)
+
+
+@pytest.mark.parametrize("when", ["queued before", "came meanwhile"])
+def test_an_outage_does_not_make_a_healthy_group_refuse(when: str) -> None:
+    """A group that was away for 20 s answered late whoever waited: that says nothing of who comes after."""
+    scheduler = taught(slo_ttft_s=5.0)
+    if when == "came meanwhile":
+        scheduler.mark_down(0)
+    for number in range(3):
+        scheduler.submit(prompt(f"waits {number}", arrival_s=1.5), 1.5)
+    scheduler.mark_down(0)
+    scheduler.mark_up(0)
+    now, running = 21.5, scheduler.assign(21.5)
+    while running:
+        batch = running.pop(0).batch
+        now += 1.0
+        scheduler.computed(batch, now)
+        scheduler.done(0, batch, now)
+        running += scheduler.assign(now)
+    scheduler.submit(prompt("next", arrival_s=now), now)
+    scheduler.submit(prompt("after it", arrival_s=now), now)
+
+    assert scheduler.num_queued == 2
 
 
 @pytest.mark.parametrize("how", ["answered", "left", "lost"])

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.replay_html import write_html
+from asap_ray.evaluation.replay_plots import device_order
 from asap_ray.evaluation.replay_report import (
     Report,
     check_writable,
@@ -187,6 +188,12 @@ def test_html_shows_each_device(tmp_path: Path) -> None:
     pictures = path.read_text().split("<svg")[1:]
     svg = ElementTree.fromstring("<svg" + pictures[3].split("</svg>")[0] + "</svg>")
     assert sum(each.get("id", "").startswith("QuadMesh") for each in svg.iter()) >= 2
+
+
+def test_devices_of_several_replicas_stand_together() -> None:
+    """Those of the first have no number; tenth after second."""
+    devices = ["1:moe:0", "moe:10", "moe:2", "1:attention:0", "attention:1"]
+    assert sorted(devices, key=device_order) == ["attention:1", "moe:2", "moe:10", "1:attention:0", "1:moe:0"]
 
 
 @pytest.mark.parametrize(("kv_cache_usage", "num_plots"), [(None, 2), (0.5, 3)])
