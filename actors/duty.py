@@ -14,6 +14,7 @@ from asap_ray.actors.placement import NAMESPACE
 from asap_ray.actors.recovery import ANSWER_S
 from asap_ray.batch import Duty
 from asap_ray.messages import decode
+from asap_ray.tracks import device_order
 
 
 def _find(name: str) -> Any:
@@ -38,7 +39,7 @@ class Devices:
 
     def _running(self) -> dict[str, Any]:
         known, handles = self._handles, {}
-        for name in self._names():
+        for name in sorted(self._names(), key=device_order):
             with contextlib.suppress(ValueError):  # gone meanwhile
                 handles[name] = known.get(name) or self._find(name)
         return handles

@@ -302,6 +302,12 @@ def norm_and_rotate(
         ValueError: shapes or types do not fit.
     """
 
+SHAREABLE: int
+"""Operations of `attend`, `multiply` and `multiply_swiglu` from which on threads share them."""
+
+def team_of(num_threads: int) -> int:
+    """How many threads do a call of so many operations: one where no OpenMP runtime is in the process."""
+
 def attend(
     out: NDArray[np.float32],
     query: NDArray[np.float32],

@@ -30,6 +30,11 @@ class Source:
         return f"{self.role} {self.index}{rank}"
 
 
+def device_order(device: str) -> list[tuple[int, int, str]]:
+    """A key: `attention:1`, `moe:2`, `moe:10`, and those of other replicas (`1:moe:0`) behind them."""
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in device.split(":")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartedBatch:
     """A batch that spans refer to by its number."""

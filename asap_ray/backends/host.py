@@ -79,7 +79,7 @@ class HostAttention:
         taken = {
             "process with weights": process_bytes(),
             "buffers": layout.attention_bytes + results_bytes,
-            "workspace": self.stage.workspace_bytes(config.prefill.max_tokens),
+            "workspace": self.stage.workspace_bytes(config.prefill.max_tokens, config.threads),
         }
         if mirror_bytes := self._ports.mirror_bytes(layout):
             taken["mirrors of buffers on other hosts"] = mirror_bytes

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from asap_ray.evaluation.replay_report import OTHER, Bucket
 from asap_ray.evaluation.svg import ACCENT, ALARM, INK, WIDTH_IN, figure_of, legend_above, style, svg_of
 from asap_ray.evaluation.watch import Load, Utilisation
+from asap_ray.tracks import device_order
 from asap_ray.workload.client import Result
 
 BAR_WIDTH: Final = 0.62
@@ -187,8 +188,3 @@ def _seconds(value: float, _: int) -> str:
 
 def _count(value: float, _: int) -> str:
     return f"{value:,.0f}"
-
-
-def device_order(device: str) -> list[tuple[int, int, str]]:
-    """Numbers by their size: `attention:0`, `moe:1`, and of other replicas `1:moe:0`, after those."""
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in device.split(":")]

@@ -28,8 +28,8 @@ class AttentionLayer(Protocol):
     def kept(self) -> Many[CacheKind]:
         """What a token leaves in the cache of this rank."""
 
-    def workspace(self, num_tokens: int) -> int:
-        """Numbers it makes on the way of so many tokens, those that exist at once: an estimate."""
+    def workspace(self, num_tokens: int, num_threads: int) -> int:
+        """Numbers it makes on the way of so many tokens, those that exist at once, in so many threads: an estimate."""
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """What all ranks need of this rank's normalised rows, [R, A]; the rows themselves if nothing less will do."""

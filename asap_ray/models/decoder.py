@@ -81,11 +81,11 @@ class Decoder:
             element=RowType(str(self._dtype).removeprefix("torch.")),
         )
 
-    def workspace_bytes(self, num_tokens: int) -> int:
+    def workspace_bytes(self, num_tokens: int, num_threads: int) -> int:
         """What a pass over so many tokens needs beside weights and pages: an estimate, on the side of too much."""
-        parts = (part for layer in self._layers for part in (layer.attention, layer.dense) if part)
-        widest = max(part.workspace(num_tokens) for part in parts)
-        return FLOAT_BYTES * (widest + HIDDEN_COPIES * num_tokens * self._config.hidden)
+        attention = max(layer.attention.workspace(num_tokens, num_threads) for layer in self._layers)
+        dense = max(layer.dense.workspace(num_tokens) if layer.dense else 0 for layer in self._layers)
+        return FLOAT_BYTES * (max(attention, dense) + HIDDEN_COPIES * num_tokens * self._config.hidden)
 
     def keep_in(self, storage: Storage) -> None:
         """Where requests that come with a table of blocks keep their keys and values from now on."""

@@ -120,11 +120,12 @@ class SparseLatentAttention:
         self._indexer = Indexer(shard, sizes, hidden, layer_idx)
         self.kept = (*self._latent.kept, indexer(sizes.head_dim))
 
-    def workspace(self, num_tokens: int) -> int:
+    def workspace(self, num_tokens: int, num_threads: int) -> int:
         """See `AttentionLayer`: also what the indexer makes, and blocks of scores and of latents chosen."""
         sizes = self._sizes
         width = sizes.num_heads * (sizes.head_dim + 1) + 2 * sizes.head_dim
-        return self._latent.workspace(num_tokens) + num_tokens * width + 2 * max(BLOCK, num_tokens * sizes.num_heads)
+        scores = 2 * max(BLOCK, num_tokens * sizes.num_heads)
+        return self._latent.workspace(num_tokens, num_threads) + num_tokens * width + scores
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: what latent attention needs, then what the indexer needs."""

@@ -135,9 +135,11 @@ class GroupedQueryAttention:
             ]
         return torch.cat(parts)
 
-    def workspace(self, num_tokens: int) -> int:
-        """See `AttentionLayer`: queries, keys and values, and what they make."""
-        return num_tokens * (sum(self._split) + self._split[0]) * self._head_dim
+    def workspace(self, num_tokens: int, num_threads: int) -> int:
+        """See `AttentionLayer`: queries, keys and values, what they make; a head in panels for each thread."""
+        num_queries, num_keys, _ = self._split
+        num_vectors = sum(self._split) + num_queries + 2 * min(num_threads, num_keys)
+        return num_tokens * num_vectors * self._head_dim
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: every head needs the whole rows."""

@@ -118,11 +118,12 @@ class LatentAttention:
             weight = weight.float() * sizes.rope.yarn.softmax_scale
         return Matrix(shard.own(weight.T))
 
-    def workspace(self, num_tokens: int) -> int:
-        """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads of the prompt."""
+    def workspace(self, num_tokens: int, num_threads: int) -> int:
+        """See `AttentionLayer`: latents, queries, what they make; keys and values of few heads, some in panels."""
         sizes, num_heads = self._sizes, len(self._up_NXC)
         width = self._down_HA.num_outputs + num_heads * (sizes.head_dim + sizes.value_dim)
-        return num_tokens * width + 3 * max(EXPANDED, num_tokens * sizes.head_dim)
+        in_panels = max(min(num_threads, num_heads) * (sizes.head_dim + sizes.value_dim), 2 * sizes.kept_dim)
+        return num_tokens * (width + in_panels) + 3 * max(EXPANDED, num_tokens * sizes.head_dim)
 
     def compress(self, hidden_RH: torch.Tensor) -> torch.Tensor:
         """See `AttentionLayer`: the latents, normalised, and the key to be rotated."""

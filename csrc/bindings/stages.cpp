@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "../host/crew.hpp"
 #include "arrays.hpp"
 #include "asap/attention.hpp"
 #include "asap/products.hpp"
@@ -219,6 +220,8 @@ void bind_stages(py::module_& m) {
         py::arg("num_threads"));
   m.def("multiply_swiglu", &bound_multiply_swiglu, py::arg("out"), py::arg("x"),
         py::arg("num_rows"), py::arg("gate_up"), py::arg("down"), py::arg("num_threads"));
+  m.attr("SHAREABLE") = kShareable;
+  m.def("team_of", &team_of, py::arg("num_threads"));
 }
 
 }  // namespace asap

@@ -5,6 +5,7 @@
 
 #include "crew.hpp"
 #include "exponential.hpp"
+#include "kept.hpp"
 #include "tiles.hpp"
 
 namespace asap {
@@ -12,44 +13,8 @@ namespace {
 
 constexpr std::int64_t kKeyBlock = 256;  // keys a tile meets at a time: its scores stay in cache
 constexpr std::int64_t kBandTiles = 4;   // tiles of each head that meet a block of keys in turn
+constexpr std::int64_t kBandHeads = 8;   // heads of queries whose tiles do
 constexpr float kHidden = -1e30f;        // the score of what comes later
-
-// One head of keys and values in panels: a panel of keys has 32 of them, [key_width][32]; one of
-// values has 32 of their dimensions, [num_tokens][32].
-struct Kept {
-  float* keys;
-  float* values;
-  std::int64_t num_tokens;
-  std::int64_t key_width;
-  std::int64_t value_width;
-
-  std::int64_t value_panels() const { return num_panels(value_width, kPanel); }
-};
-
-std::int64_t kept_floats(const HeadVectors& key, const HeadVectors& value) {
-  return num_panels(key.num_tokens, kPanel) * kPanel * key.width +
-         num_panels(value.width, kPanel) * kPanel * key.num_tokens;
-}
-
-Kept fill_kept(float* room, const HeadVectors& key, const HeadVectors& value, std::int64_t head) {
-  const std::int64_t num_columns = num_panels(key.num_tokens, kPanel) * kPanel;
-  const Kept kept{room, room + num_columns * key.width, key.num_tokens, key.width, value.width};
-  for (std::int64_t t = 0; t < num_columns; ++t) {
-    float* to = kept.keys + t / kPanel * kPanel * key.width + t % kPanel;
-    const bool is_there = t < key.num_tokens;
-    const float* from = key.vector(head, is_there ? t : 0);
-    for (std::int64_t d = 0; d < key.width; ++d) to[d * kPanel] = is_there ? from[d] : 0.0f;
-  }
-  float* to = kept.values;
-  for (std::int64_t begin = 0; begin < value.width; begin += kPanel) {
-    const std::int64_t count = std::min(kPanel, value.width - begin);
-    for (std::int64_t t = 0; t < value.num_tokens; ++t, to += kPanel) {
-      std::copy_n(value.vector(head, t) + begin, count, to);
-      std::fill(to + count, to + kPanel, 0.0f);
-    }
-  }
-  return kept;
-}
 
 // A few queries of one head, and what they have seen so far.
 struct Tile {
@@ -141,22 +106,21 @@ template <int kLanes, int kRows>
   }
 }
 
-// All queries whose heads, [first_head, end_head), share one head of keys and values.
+// Queries whose heads, [first_head, end_head), share one head of keys and values.
 template <class Kernels>
 class Group {
  public:
   static constexpr int kRows = TileShape<Kernels>::kRows;
+  static constexpr std::int64_t kBand = kBandTiles * kRows;
 
   static std::int64_t tile_floats(std::int64_t key_width, std::int64_t value_width) {
     return kRows * (padded(key_width) + num_panels(value_width, kPanel) * kPanel) +
            2 * padded(kRows);
   }
 
-  void attend() const {
+  void attend(std::int64_t band_idx) const {
     Kernels::run([&] [[gnu::always_inline]] {
-      for (std::int64_t begin = 0; begin < query.num_tokens; begin += kBandTiles * kRows) {
-        band(begin, std::min(begin + kBandTiles * kRows, query.num_tokens));
-      }
+      band(band_idx * kBand, std::min((band_idx + 1) * kBand, query.num_tokens));
     });
   }
 
@@ -240,28 +204,87 @@ class Group {
   }
 };
 
+// One call of `attend`. A few heads of keys and values are laid out at a time, by all members.
+template <class Kernels>
+class Call {
+ public:
+  void do_part(const Member& member) const {
+    for (std::int64_t first = 0; first < key.num_heads; first += heads_at_once) {
+      const std::int64_t end = std::min(first + heads_at_once, key.num_heads);
+      lay_out(member, first, end);
+      member.meet();
+      attend_to(member, first, end);
+      member.meet();  // before others lay out what they still read
+    }
+  }
+
+  float* out;
+  const HeadVectors& query;
+  const HeadVectors& key;
+  const HeadVectors& value;
+  float scale;
+  std::int64_t heads_at_once;
+  float* room;  // for so many heads of keys and values
+
+ private:
+  using Part = Group<Kernels>;
+
+  Kept kept_of(std::int64_t place) const {
+    return {room + place * Kept::num_floats(key, value), key, value};
+  }
+
+  void lay_out(const Member& member, std::int64_t first, std::int64_t end) const {
+    for (std::int64_t head = first; head < end; ++head) {
+      const Kept kept = kept_of(head - first);
+      const std::int64_t count = kept.key_panels();
+      kept.fill(key, value, head, member.first_of(count), member.end_of(count));
+    }
+  }
+
+  // Each piece, a band of the queries of a few heads, goes to one member; neighbours, which see
+  // about as many keys, go to different ones.
+  void attend_to(const Member& member, std::int64_t first, std::int64_t end) const {
+    static thread_local Scratch scratch;
+    const std::int64_t num_sharing = query.num_heads / key.num_heads;
+    const std::int64_t band_heads = std::min(kBandHeads, num_sharing);
+    const std::int64_t scores_floats = Part::kRows * kKeyBlock;
+    float* scores = scratch.room_for(scores_floats + kBandTiles * band_heads *
+                                                         Part::tile_floats(key.width, value.width));
+    const std::int64_t num_bands = num_panels(query.num_tokens, Part::kBand);
+    std::int64_t piece = 0;
+    for (std::int64_t band = 0; band < num_bands; ++band) {
+      for (std::int64_t begin = 0; begin < num_sharing; begin += band_heads) {
+        for (std::int64_t head = first; head < end; ++head, ++piece) {
+          if (piece % member.num_members != member.index) continue;
+          const Kept kept = kept_of(head - first);
+          const std::int64_t own = head * num_sharing;
+          Part{out,
+               query,
+               kept,
+               own + begin,
+               own + std::min(begin + band_heads, num_sharing),
+               scale,
+               scores,
+               scores + scores_floats}
+              .attend(band);
+        }
+      }
+    }
+  }
+};
+
 }  // namespace
 
 void attend(float* out, const HeadVectors& query, const HeadVectors& key, const HeadVectors& value,
             float scale, int num_threads) {
-  const std::int64_t num_sharing = query.num_heads / key.num_heads;
+  const std::int64_t heads_at_once = std::clamp<std::int64_t>(num_threads, 1, key.num_heads);
+  const std::int64_t operations =
+      query.num_heads * query.num_tokens * key.num_tokens * (key.width + value.width);
+  Scratch room;
+  float* kept = room.room_for(heads_at_once * Kept::num_floats(key, value));
   with_kernels([&]<class Kernels>(Kernels) {
-    const std::int64_t scores_floats = Group<Kernels>::kRows * kKeyBlock;
-    const std::int64_t tiles_floats =
-        kBandTiles * num_sharing * Group<Kernels>::tile_floats(key.width, value.width);
-    const std::int64_t operations =
-        query.num_heads * query.num_tokens * key.num_tokens * (key.width + value.width);
-    together(operations, num_threads, [&](const Member& member) {
-      static thread_local Scratch scratch;
-      float* scores = scratch.room_for(scores_floats + tiles_floats + kept_floats(key, value));
-      float* tiles = scores + scores_floats;
-      for (std::int64_t head = member.first_of(key.num_heads); head < member.end_of(key.num_heads);
-           ++head) {
-        const Kept kept = fill_kept(tiles + tiles_floats, key, value, head);
-        const std::int64_t first = head * num_sharing;
-        Group<Kernels>{out, query, kept, first, first + num_sharing, scale, scores, tiles}.attend();
-      }
-    });
+    const Call<Kernels> call{out, query, key, value, scale, heads_at_once, kept};
+    together(operations, num_threads, [&](const Member& member) { call.do_part(member); });
   });
 }
 

@@ -53,4 +53,12 @@ void together(std::int64_t operations, int num_threads,
                      static_cast<unsigned>(num_threads), 0);
 }
 
+int team_of(int num_threads) {
+  std::int64_t found = 0;
+  together(kShareable, num_threads, [&](const Member& member) {
+    if (member.leads()) found = member.num_members;
+  });
+  return static_cast<int>(found);
+}
+
 }  // namespace asap

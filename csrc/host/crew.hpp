@@ -26,4 +26,7 @@ struct Member {
 void together(std::int64_t operations, int num_threads,
               const std::function<void(const Member&)>& work);
 
+// How many threads a call that is large enough is shared among.
+int team_of(int num_threads);
+
 }  // namespace asap

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "asap/products.hpp"
 #include "row_kernels.hpp"
@@ -43,20 +43,28 @@ inline constexpr std::int64_t padded(std::int64_t num_inputs) {
   return num_panels(num_inputs, kHalfPanel) * kHalfPanel;
 }
 
-// Memory of one thread that starts at a line and is used again.
+// Memory that starts at a line and is used again. Whoever takes more of it loses what was there,
+// which is freed before; what is new has no value yet.
 class Scratch {
  public:
   float* room_for(std::int64_t num_floats) {
-    const auto num_lines = static_cast<std::size_t>(num_panels(num_floats, kHalfPanel));
-    if (lines_.size() < num_lines) lines_.resize(num_lines);
-    return lines_.front().values;
+    const auto num_lines =
+        static_cast<std::size_t>(std::max<std::int64_t>(1, num_panels(num_floats, kHalfPanel)));
+    if (num_lines_ < num_lines) {
+      num_lines_ = 0;
+      lines_.reset();
+      lines_ = std::make_unique_for_overwrite<Line[]>(num_lines);
+      num_lines_ = num_lines;
+    }
+    return lines_[0].values;
   }
 
  private:
   struct alignas(kLineBytes) Line {
     float values[kHalfPanel];
   };
-  std::vector<Line> lines_ = std::vector<Line>(1);
+  std::unique_ptr<Line[]> lines_;
+  std::size_t num_lines_ = 0;
 };
 
 // Call `visit` with the height of a tile, a constant, that has room for `num_rows` and few more.

@@ -64,10 +64,14 @@ def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 def rotary_mul(x: torch.Tensor, r1: torch.Tensor, r2: torch.Tensor, rotary_mode: str = "half") -> torch.Tensor:
-    """Four dimensions, cosines and sines as wide as a head."""
-    assert (rotary_mode, x.dim(), r1.dim(), r1.shape[-1]) == ("half", 4, 4, x.shape[-1])
-    first, second = x.chunk(2, -1)
-    return r1 * x + r2 * torch.cat((-second, first), -1)
+    """Four dimensions, cosines and sines as wide as a head; its halves are turned, or its neighbours."""
+    assert (x.dim(), r1.dim(), r1.shape[-1]) == (4, 4, x.shape[-1])
+    if rotary_mode == "half":
+        first, second = x.chunk(2, -1)
+        return r1 * x + r2 * torch.cat((-second, first), -1)
+    assert rotary_mode == "interleave"
+    even, odd = x[..., ::2], x[..., 1::2]
+    return r1 * x + r2 * torch.stack((-odd, even), -1).flatten(-2)
 
 
 def _attention(

@@ -86,6 +86,8 @@ def _of_both_types(dtype: torch.dtype) -> dict[str, Case]:
     for dim, each in angles.items():  # whole heads, or the first part of each
         ours, reference = partial(_rotated, operators.rotate_), partial(_rotated, rope.rotate_)
         found[f"rotate_{dim}"] = Case(ours, reference, ((5, 3, 16),), dtype, each)
+    pairs = partial(_rotated, operators.rotate_pairs_), partial(_rotated, rope.rotate_pairs_)
+    found["rotate_pairs"] = Case(*pairs, ((5, 3, 16),), dtype, angles[16])
     for new, keys in ((1, 1), (1, 9), (6, 6), (4, 9)):  # a decode step, a whole prompt, a chunk behind a prefix
         shapes = (new, 4, 16), (2, keys, 16), (2, keys, 16)
         found[f"attend_{new}_of_{keys}"] = Case(operators.attend, gqa.attend, shapes, dtype)

@@ -10,6 +10,7 @@ import torch
 
 from asap_ray import _native
 from asap_ray.models.fused import attend_in_panels
+from tests.csrc.team import needs_a_team
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
@@ -46,6 +47,25 @@ def test_every_query_sees_itself_and_what_came_before(
 
     expected_nNV = expected_of(query_nND, key_GmD, value_GmV)
     torch.testing.assert_close(mixed_nNV.double(), expected_nNV, rtol=1e-5, atol=1e-5)
+
+
+@needs_a_team
+@pytest.mark.parametrize("num_threads", [2, 3])
+@pytest.mark.parametrize(
+    ("heads", "num_new", "num_tokens"),
+    [((4, 4), 200, 300), ((8, 1), 200, 300), ((20, 1), 3, 4000), ((10, 5), 60, 1000)],
+)
+def test_threads_share_the_queries(heads: tuple[int, int], num_new: int, num_tokens: int, num_threads: int) -> None:
+    """Several threads give the bits of one: with fewer heads of keys than threads, and few new tokens, too."""
+    query = random(heads[0], num_new, 48, seed=0).numpy()
+    key, value = (random(heads[1], num_tokens, width, seed=width).numpy() for width in (48, 40))
+    one, several = np.empty((2, num_new, heads[0], 40), np.float32)
+    assert heads[0] * num_new * num_tokens * (48 + 40) >= _native.SHAREABLE
+
+    _native.attend(one, query, key, value, 0.1, 1)
+    _native.attend(several, query, key, value, 0.1, num_threads)
+
+    assert np.array_equal(one, several)
 
 
 def test_scores_far_apart() -> None:

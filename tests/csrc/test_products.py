@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from asap_ray import _native
 from asap_ray.models.matrix import Matrix, fill, fill_gate_up, multiply_swiglu, panels_for
+from tests.csrc.team import needs_a_team
 
 TOLERANCE = 2e-6
 
@@ -41,16 +42,34 @@ def test_rows_beyond_one_chunk() -> None:
     assert error(Matrix(weight_AB)(x_SA), x_SA.double() @ weight_AB.double()) < TOLERANCE
 
 
+@needs_a_team
 def test_threads_share_the_panels() -> None:
     """Three threads give the bits of one."""
     x_SA, panels = random(500, 300), torch.zeros(7, 300, 32)
     fill(panels, random(300, 200, seed=1))
     one, three = torch.empty(500, 200), torch.empty(500, 200)
+    assert _native.SHAREABLE <= 2 * 500 * 300 * 200
 
     _native.multiply(one.numpy(), x_SA.numpy(), panels.numpy(), 1)
     _native.multiply(three.numpy(), x_SA.numpy(), panels.numpy(), 3)
 
     assert torch.equal(one, three)
+
+
+@needs_a_team
+@pytest.mark.parametrize("counts", [[300, 1, 211], [0, 512, 0]])
+def test_threads_share_the_experts_panels(counts: list[int]) -> None:
+    """Three threads give the bits of one, over several chunks of rows and experts without any."""
+    hidden, width = 500, 90
+    assert 6 * sum(counts) * hidden * width >= _native.SHAREABLE
+    tables = [random(3, *shape, seed=seed).numpy() for seed, shape in enumerate(panels_for(hidden, width), start=1)]
+    rows, num_rows = random(sum(counts), hidden).numpy(), np.array(counts, np.int32)
+    one, three = np.empty_like(rows), np.empty_like(rows)
+
+    _native.multiply_swiglu(one, rows, num_rows, *tables, 1)
+    _native.multiply_swiglu(three, rows, num_rows, *tables, 3)
+
+    assert np.array_equal(one, three)
 
 
 @pytest.mark.parametrize("counts", [[3, 1, 20], [0, 0, 5], [0, 0, 0], [200, 0, 300]])

@@ -1,4 +1,4 @@
-"""Whole instances under sanitizers: stress.cpp under two, corrupt.cpp under AddressSanitizer; seconds each."""
+"""Under sanitizers: whole instances (stress.cpp, corrupt.cpp), the threads of one call (teams.cpp); seconds each."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def build(name: str, sanitizer: str) -> Path:
             call("g++", *flags, "-c", source, "-o", objects[-1])
     program = folder / name
     if is_older(program, *objects):
-        call("g++", *flags, *objects, "-o", program)
+        call("g++", *flags, "-rdynamic", *objects, "-o", program)  # crew.cpp finds the functions of teams.cpp
     return program
 
 
-def run(program: Path, seconds: int, seed: int) -> subprocess.CompletedProcess[str]:
-    """What a program has to say."""
-    command = [program, str(seconds), str(seed)]
+def run(program: Path, *numbers: int) -> subprocess.CompletedProcess[str]:
+    """What a program has to say; of most, seconds and a seed."""
+    command = [program, *map(str, numbers)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -67,6 +67,14 @@ def test_many_random_instances_under_a_sanitizer(sanitizer: str, seed: int) -> N
     stress = run(build("stress", sanitizer), 30, seed)
 
     assert (stress.returncode, stress.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_threads_of_one_call_under_a_sanitizer(sanitizer: str) -> None:
+    """Products and attention on three threads: the bits of one, no report."""
+    teams = run(build("teams", sanitizer))
+
+    assert (teams.returncode, teams.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("seconds", [3, 60])

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from asap_ray.errors import ConfigError
 from asap_ray.evaluation.replay_html import write_html
-from asap_ray.evaluation.replay_plots import device_order
 from asap_ray.evaluation.replay_report import (
     Report,
     check_writable,
@@ -21,6 +20,7 @@ from asap_ray.evaluation.replay_report import (
     write_json,
 )
 from asap_ray.evaluation.watch import Load, Utilisation, Watch
+from asap_ray.tracks import device_order
 from asap_ray.workload.client import Result
 
 PARTS_S = {"queue_s": 0.1, "attention_s": 0.4, "dispatch_s": 0.0, "combine_s": 0.2, "total_s": 0.9}

@@ -19,6 +19,7 @@ REFERENCES: Final = {
     "rms_norm": "asap_ray.models.fused.rms_norm",
     "swiglu": "asap_ray.models.fused.swiglu",
     "rotate_": "asap_ray.models.rope.rotate_",
+    "rotate_pairs_": "asap_ray.models.rope.rotate_pairs_",
     "attend": "asap_ray.models.gqa.attend",
     "grouped_experts": "asap_ray.models.experts.ExpertStage.super_kernel",
 }
@@ -58,6 +59,15 @@ def rotate_(heads_SND: torch.Tensor, angles_SF: tuple[torch.Tensor, torch.Tensor
     cos_1S1D, sin_1S1D = (torch.cat((each, each), -1)[None, :, None].to(heads_SND.dtype) for each in angles_SF)
     rotated_SND = heads_SND[..., : cos_1S1D.shape[-1]]
     rotated_SND.copy_(torch.ops.npu.npu_rotary_mul(rotated_SND[None].contiguous(), cos_1S1D, sin_1S1D)[0])
+
+
+def rotate_pairs_(heads_SND: torch.Tensor, angles_SF: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """`npu_rotary_mul` in its mode of pairs (2f, 2f + 1); see `rope.rotate_pairs_`, and `rotate_` for the type."""
+    cos_1S1D, sin_1S1D = (
+        torch.cat((each[..., None], each[..., None]), -1).flatten(1)[None, :, None].to(heads_SND.dtype)
+        for each in angles_SF
+    )
+    heads_SND.copy_(torch.ops.npu.npu_rotary_mul(heads_SND[None].contiguous(), cos_1S1D, sin_1S1D, "interleave")[0])
 
 
 def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tensor) -> torch.Tensor:

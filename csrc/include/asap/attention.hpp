@@ -22,7 +22,8 @@ struct HeadVectors {
 
 // out[t][h] = the mix of values that head h of the t-th query wants: queries are the last of the
 // tokens that have keys, each sees all up to itself. Heads of queries share those of keys and
-// values in order. Scores are multiplied by `scale`. Heads of keys are shared among `num_threads`.
+// values in order. Scores are multiplied by `scale`. Bands of queries are shared among
+// `num_threads`; one head of keys and values for each of them is laid out at a time.
 void attend(float* out, const HeadVectors& query, const HeadVectors& key, const HeadVectors& value,
             float scale, int num_threads);
 

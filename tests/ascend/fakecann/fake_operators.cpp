@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kInvalid = 161002;
 constexpr int kFloat32 = 0, kFloat16 = 1, kInt32 = 3, kInt64 = 9, kBool = 12, kBfloat16 = 27;
+constexpr std::int64_t kHalves = 0, kPairs = 1;  // modes of rotary embedding
 
 using Executor = std::function<void()>;
 
@@ -148,12 +149,12 @@ void swiglu(Tensor x, Tensor out) {
   }
 }
 
-// x [1, S, N, D], angles [1, S, 1, D].
-void rotate(Tensor x, Tensor cos, Tensor sin, Tensor out) {
-  const std::int64_t heads = x->dim(2), width = x->dim(3), half = width / 2;
+// x [1, S, N, D], angles [1, S, 1, D]; a number is turned with the one `step` away.
+void rotate(Tensor x, Tensor cos, Tensor sin, std::int64_t step, Tensor out) {
+  const std::int64_t heads = x->dim(2), width = x->dim(3);
   for (std::int64_t n = 0; n < x->count(); ++n) {
     const std::int64_t d = n % width, angle = n / (heads * width) * width + d;
-    const double other = d < half ? -x->get(n + half) : x->get(n - half);
+    const double other = d / step % 2 == 0 ? -x->get(n + step) : x->get(n - step);
     out->set(n, x->get(n) * cos->get(angle) + other * sin->get(angle));
   }
 }
@@ -294,11 +295,12 @@ int aclnnSwiGluGetWorkspaceSize(Tensor x, std::int64_t axis, Tensor out, std::ui
 int aclnnRotaryPositionEmbeddingGetWorkspaceSize(Tensor x, Tensor cos, Tensor sin,
                                                  std::int64_t mode, Tensor out,
                                                  std::uint64_t* bytes, Executor** e) {
-  if (mode != 0 || x->dims.size() != 4 || x->dim(0) != 1 || cos->dim(2) != 1 ||
-      cos->dim(3) != x->dim(3)) {
+  if ((mode != kHalves && mode != kPairs) || x->dims.size() != 4 || x->dim(0) != 1 ||
+      cos->dim(2) != 1 || cos->dim(3) != x->dim(3)) {
     return kInvalid;
   }
-  return plan(bytes, e, [=] { rotate(x, cos, sin, out); });
+  const std::int64_t step = mode == kPairs ? 1 : x->dim(3) / 2;
+  return plan(bytes, e, [=] { rotate(x, cos, sin, step, out); });
 }
 
 int aclnnFlashAttentionScoreGetWorkspaceSize(Tensor query, Tensor key, Tensor value, Tensor, Tensor,
