@@ -61,7 +61,8 @@ test-thorough: setup
 test-nixl: setup
 	@if $(BIN)/pip install --quiet --no-deps -c constraints.txt nixl nixl-cu12; then \
 	  $(BIN)/python -m pytest -m "not cluster and not npu" -o timeout=300 -k nixl tests/csrc tests/backends && \
-	  $(BIN)/python -m pytest -m "not npu" tests/backends/test_fabric.py tests/backends/test_carrier.py; \
+	  $(BIN)/python -m pytest -m "not npu" tests/backends/test_fabric.py tests/backends/test_carrier.py && \
+	  $(BIN)/python -m pytest -m thorough -o timeout=600 tests/fabric; \
 	else echo "test-nixl: SKIPPED, pip could not install NIXL"; fi
 
 test-ascend: setup npu-venv
