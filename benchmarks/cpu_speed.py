@@ -1,6 +1,6 @@
 """How near the CPU kernels are to plain matrix products, and prefill beside `transformers` on the same cores.
 
-    python benchmarks/cpu_speed.py [--quick] [--rounds N] [--json FILE]
+    python benchmarks/cpu_speed.py [--quick] [--family NAME] [--rounds N] [--json FILE]
 
 float32. First single stages on one thread, as devices run: MoE stage and attention of 2048 tokens beside `torch.mm` of
 the model's shapes, all in turn within a round. Then bursts of equal prompts: an instance (two attention groups and two
@@ -45,7 +45,7 @@ def main() -> None:
     rounds = 3 if options.quick else options.rounds
     print(f"{this_machine()}; torch {torch.__version__}, transformers {transformers.__version__}", flush=True)
     results: dict[str, list[dict[str, Any]]] = {"stages": [], "whole": []}
-    for family in list(MODELS)[: 1 if options.quick else None]:
+    for family in [options.family] if options.family else list(MODELS)[: 1 if options.quick else None]:
         directory = options.out / family
         make(family, directory)
         model = load_model(directory)
@@ -61,6 +61,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one model, few rounds, under a minute")
+    parser.add_argument("--family", choices=list(MODELS), help="one model alone")
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help="pairs; three times as many of stages")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file, after every model")
     parser.add_argument("--out", type=Path, default=Path("out/cpu_speed"), metavar="DIR", help="holds the models")
