@@ -40,6 +40,7 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
   for (const auto& moe : moe_buffers_) {
     check_bytes("a MoE buffer", moe->num_bytes(), layout_.moe_bytes);
     moe_.emplace_back(layout_, moe->bytes());
+    was_clear_.push_back(false);
   }
   for (std::int64_t slot = 0; slot < kNumSlots; ++slot) {
     slots_.emplace_back(Routing(layout_, combine));
@@ -99,7 +100,17 @@ void AttentionComm::begin_message(std::int64_t slot, std::int64_t layer, const C
   }
 }
 
-bool AttentionComm::has_room(std::int64_t slot, std::int64_t moe_device) const {
+// A solo message lies in both slots: before its first one a rank waits until whatever a dead
+// incarnation sent is out of either. From then on it knows what it has sent itself.
+bool AttentionComm::has_room(std::int64_t slot, std::int64_t moe_device) {
+  std::vector<bool>::reference was_clear = was_clear_[static_cast<std::size_t>(moe_device)];
+  if (!was_clear) {
+    const MoEView& moe = moe_at(moe_device);
+    for (std::int64_t each = 0; each < kNumSlots; ++each) {
+      if (!has_credit(moe.word(id_.dp_group, each), bit(id_.tp_rank))) return false;
+    }
+    was_clear = true;
+  }
   return has_credit(moe_at(moe_device).word(id_.dp_group, slot), bit(id_.tp_rank));
 }
 

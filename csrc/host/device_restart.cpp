@@ -24,6 +24,7 @@ void AttentionComm::replace_device(std::int64_t moe_device, std::shared_ptr<Shar
     const std::lock_guard lock(mutex_);
     moe_buffers_[e].swap(buffer);
     const MoEView dead = std::exchange(moe_[e], next);
+    was_clear_[e] = true;  // its buffer is new
     for (std::int64_t slot = 0; slot < kNumSlots; ++slot) {
       take_last_reply(slot, moe_device);
       send_again(slot, moe_device, dead);

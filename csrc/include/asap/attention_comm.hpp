@@ -78,7 +78,7 @@ class AttentionComm {
   Slot& slot_at(std::int64_t slot);
   const Slot& slot_at(std::int64_t slot) const;
   const MoEView& moe_at(std::int64_t moe_device) const;
-  bool has_room(std::int64_t slot, std::int64_t moe_device) const;
+  bool has_room(std::int64_t slot, std::int64_t moe_device);
   void await_room(std::int64_t slot, Deadline& deadline);
   void count_wait(const std::vector<std::int64_t>& devices, double seconds);
   void write_rows(const Send& send, std::span<const std::int64_t> devices);
@@ -103,6 +103,7 @@ class AttentionComm {
   std::mutex mutex_;
   std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
   std::vector<MoEView> moe_;
+  std::vector<bool> was_clear_;  // of what a dead incarnation left, by device
   std::vector<Slot> slots_;
   std::atomic<double> patient_until_s_{0};           // relaxed: it carries no data
   std::vector<std::atomic<double>> backpressure_s_;  // by e; the sending thread alone writes
