@@ -37,6 +37,7 @@ class FrontendMetrics:
         self._inflection_tokens = config.prefill.inflection_tokens
         self._objective_s = config.ttft_objective_s
         self._slots = _SlotSeconds()
+        self._slowness: dict[str, float] = {}  # as last told: Ray forgets a gauge that is not set again
         self._show_zeros(config.parallel.dp_groups)
 
     def exposition(self) -> bytes:
@@ -108,13 +109,15 @@ class FrontendMetrics:
 
     def slowness(self, device: str, times: float) -> None:
         """A MoE device takes so many times as long as the others."""
-        self._asap.set(frontend.DEVICE_SLOWNESS, times, device=device)
+        self._slowness[device] = times
 
     def report_devices(self, vitals: Vitals) -> None:
         """Once a second: who serves, who was lost, and when the instance began."""
         for device, is_up in vitals.up.items():
             self._asap.set(frontend.DEVICE_UP, is_up, device=device)
             self._totals.report(frontend.DEVICE_LOSSES, vitals.losses[device], device=device)
+        for device, times in self._slowness.items():
+            self._asap.set(frontend.DEVICE_SLOWNESS, times, device=device)
         if start := vitals.start:
             self._asap.set(frontend.STARTED_AT, start.at_s)
             self._asap.set(frontend.START_TIME, start.seconds, how=start.how)
