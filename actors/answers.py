@@ -50,19 +50,8 @@ class Answers:
                 waiter.events.put_nowait(error)
 
     async def next(self, events: Events) -> TokenEvent:
-        """The next token for a client.
-
-        Raises:
-            AsapError: what its prompt failed with; `Unavailable` after the deadline.
-        """
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                event = await events.get()
-        except TimeoutError:
-            raise Unavailable(f"no token within {self._deadline_s:g} s") from None
-        if isinstance(event, AsapError):
-            raise event
-        return event
+        """See `next_token`."""
+        return await next_token(events, self._deadline_s)
 
     async def passes(
         self, group: int, running: AsyncIterator[tuple[tuple[Token, ...], Stamps]]
@@ -93,3 +82,19 @@ class Answers:
                 self._metrics.answered(client, event)
                 if token.finish_reason:
                     del self._waiting[token.request_id]
+
+
+async def next_token(events: Events, deadline_s: float) -> TokenEvent:
+    """The next token for a client.
+
+    Raises:
+        AsapError: what its prompt failed with; `Unavailable` after the deadline.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            event = await events.get()
+    except TimeoutError:
+        raise Unavailable(f"no token within {deadline_s:g} s") from None
+    if isinstance(event, AsapError):
+        raise event
+    return event

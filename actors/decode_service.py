@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
+from asap_ray.actors.answers import next_token
 from asap_ray.actors.frontend_metrics import FrontendMetrics
 from asap_ray.actors.limits import Limits, check_count
 from asap_ray.actors.remote_lease import RemoteLease
@@ -109,7 +110,7 @@ class DecodeService:
         try:
             unfinished = len(requests)
             while unfinished:
-                event = await self._next(events)
+                event = await next_token(events, self._deadline_s)
                 unfinished -= event.token.finish_reason is not None
                 yield event
         except (GeneratorExit, asyncio.CancelledError) as leaving:  # closed after a stop string; or the client is gone
@@ -122,16 +123,6 @@ class DecodeService:
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
-
-    async def _next(self, events: asyncio.Queue[TokenEvent | AsapError]) -> TokenEvent:
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                event = await events.get()
-        except TimeoutError:
-            raise Unavailable(f"no token within {self._deadline_s:g} s") from None
-        if isinstance(event, AsapError):
-            raise event
-        return event
 
     async def close(self) -> None:
         """Refuse what is new; let what is here finish for one deadline."""

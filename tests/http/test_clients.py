@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
-import threading
 from collections.abc import Iterator
 
 import openai
 import pytest
-import uvicorn
 
-from asap_ray.actors.frontend import build_api
 from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.service import PrefillService
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost
 from tests.http.echo_groups import EchoGroups
+from tests.http.server import serving
 
 CHAT = [{"role": "user", "content": "the dog"}]
 
 
 @pytest.fixture
 def url(config: ServeConfig, model: ServedModel, groups: EchoGroups) -> Iterator[str]:
-    """A server on a free loopback port; the socket listens before the server runs, so nobody polls."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        api = build_api(PrefillService(config, model, groups))
-        server = uvicorn.Server(uvicorn.Config(api, log_level="critical", lifespan="off", ws="none"))
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    """A server on a free loopback port."""
+    with serving(PrefillService(config, model, groups)) as address:
+        yield address
 
 
 @pytest.fixture

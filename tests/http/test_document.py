@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 import schemathesis
-import uvicorn
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -21,11 +18,11 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from asap_ray.actors.frontend import build_api
 from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.service import PrefillService
 from asap_ray.config import ServeConfig
 from tests.http.echo_groups import EchoGroups
+from tests.http.server import serving
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 """Not those that want every body of the schema accepted: ids have a vocabulary, prompts a length."""
@@ -36,15 +33,9 @@ POSTS = ["/v1/completions", "/v1/chat/completions", "/inference/v1/generate", "/
 
 @pytest.fixture
 def url(config: ServeConfig, model: ServedModel) -> Iterator[str]:
-    """A server on a free loopback port; the socket listens before the server runs, so nobody polls."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        api = build_api(PrefillService(config, model, EchoGroups()))
-        server = uvicorn.Server(uvicorn.Config(api, log_level="critical", lifespan="off", ws="none"))
-        thread = threading.Thread(target=server.run, args=([listener],))
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    """A server on a free loopback port."""
+    with serving(PrefillService(config, model, EchoGroups())) as address:
+        yield address
 
 
 @pytest.fixture
