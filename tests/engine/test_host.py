@@ -179,3 +179,19 @@ def test_a_short_batch_passes_a_longer_one_in_the_other_slot() -> None:
         running.ask([(0, long), *[(0, short) for short in shorts]])
 
     assert running.finished[-1] == "long.0"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_batch_that_nobody_waits_for_gives_up_its_slot(tp: int) -> None:
+    """It would decode for ever; a solo batch, which needs the whole group, runs behind it."""
+    toy = Toy(whole(1, tp, 2))
+    endless, solo = random_batch("endless", [4], seed=1), random_batch("solo", [LIMIT], seed=2)
+
+    with ToyInstance(toy, passes={"endless.0": 1_000_000_000}) as running:
+        for batch in (endless, solo):
+            running.doors[0].put(batch)
+        running.doors[0].abort(["endless.0", "of another group"])
+        answers = running.wait([(0, endless), (0, solo)])
+
+    assert running.finished == ["endless.0", "solo.0"]
+    assert answers == pytest.approx(expected(toy, endless) | expected(toy, solo), rel=1e-4)
