@@ -36,7 +36,7 @@ from asap_ray.tracks import Role, Source, Timeline
 
 def instance_of(config: ServeConfig, model: Model) -> Instance:
     """The instance a configuration makes of a model."""
-    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
+    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill, placement=config.placement)
 
 
 def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:
@@ -113,6 +113,7 @@ class HostAttention:
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             moe_buffers=[self._ports.open(device) for device in devices],
+            expert_of_place=self._instance.placed.expert_of_place,
             dp_group=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from asap_ray.engine import attention, experts
+from asap_ray.placement import Placement
 from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
 from tests.engine.toys import HIDDEN, Loops, Toy, ToyExperts, ToyInstance, expected, random_batch
 
@@ -19,6 +20,7 @@ def whole(
     moe_devices: int,
     combine: Combine = Combine.REDUCED,
     row_type: RowType = RowType.FLOAT32,
+    placement: Placement | None = None,
 ) -> Instance:
     """A toy instance of the given degrees."""
     return Instance(
@@ -32,6 +34,7 @@ def whole(
             row_type=row_type,
             deadline_s=20.0,
         ),
+        placement=placement,
     )
 
 
@@ -48,6 +51,21 @@ def test_answers_equal_the_undivided_model(dp_groups: int, tp: int, moe_devices:
         for n, lengths in enumerate(shapes)
         for i in range(dp_groups)
     ]
+
+    with ToyInstance(toy) as running:
+        answers = running.ask(batches)
+
+    wanted = {name: total for _, batch in batches for name, total in expected(toy, batch).items()}
+    assert answers == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("combine", list(Combine))
+def test_redundant_experts_change_no_answer(tp: int, combine: Combine) -> None:
+    """Seven experts in eleven places of three devices, out of order: sums are the undivided model's."""
+    placement = Placement(experts=((6, 0, 3), (1, 0, 2, 4), (5, 3, 6, 0)))
+    toy = Toy(whole(2, tp, 3, combine, placement=placement))
+    batches = [(i, random_batch(f"{i}.{n}", [size], seed=n)) for n, size in enumerate([20, LIMIT, 7]) for i in range(2)]
 
     with ToyInstance(toy) as running:
         answers = running.ask(batches)

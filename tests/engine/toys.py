@@ -136,7 +136,7 @@ class ToyExperts:
     def __init__(self, toy: Toy, moe_device: int, delay_s: Callable[[], float]) -> None:
         mine = toy.whole.experts_of(moe_device)
         self.moe_device = moe_device
-        self._scales = toy.scales[:, mine.start : mine.stop]
+        self._scales = toy.scales[:, list(mine)]
         self.delay_s = delay_s
 
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:
