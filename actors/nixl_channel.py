@@ -87,7 +87,7 @@ class NixlChannel:
         agents = [self._nixl.nixl_agent(f"{engine_id}-{rank}", options) for rank in range(len(ranks))]
         regions = []
         for pages, memory, agent in zip(ranks, memories, agents, strict=True):
-            address = memory.bytes.data_ptr()
+            address = memory.address
             agent.register_memory(agent.get_reg_descs([(address, pages.num_bytes, 0, "")], "DRAM"), backends=[_BACKEND])
             regions.append(
                 Region(

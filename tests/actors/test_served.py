@@ -145,12 +145,21 @@ def test_a_timeline_has_every_stream(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_killed_frontend_comes_back_to_the_same_devices(served: Served) -> None:
-    """SIGKILL of the replica: Serve starts another, which attaches to the actors without loading weights."""
-    device = served.find("ray::MoEDevice")
-    os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+    """SIGKILL of the replica: its client may try again, and Serve starts another, which finds the actors as they are.
 
+    It has loaded no torch, nor weights.
+    """
+    device, before = served.find("ray::MoEDevice"), duty_rows(served)
+    body = {"prompt": [5] * 20, "max_tokens": 1024, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        assert eventually(lambda: duty_rows(served) > before)  # it runs
+        os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+
+        assert (lost.result().status_code, "retry-after" in lost.result().headers) == (503, True)
     assert eventually(served.answers)
     assert served.find("ray::MoEDevice") == device
+    assert "libtorch" not in Path(f"/proc/{served.find('ray::ServeReplica:asap')}/maps").read_text()
 
 
 def test_a_killed_device_is_not_served_around(served: Served) -> None:
