@@ -24,6 +24,7 @@ from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.placement import running_in_app
 from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.pulse import Pulse
 from asap_ray.actors.served_model import ServedModel, served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.actors.stragglers import watch_stragglers
@@ -95,15 +96,16 @@ class Frontend:
         """
         config = config_from(args)  # on the replica's event loop
         key_required(config.api_key_from)  # refused before a device starts
+        model = dataclasses.replace(model, tokenizer=load_tokenizer(Path(config.model)))
         self._devices = Devices(partial(running_in_app, config.name))
         self._config = dataclasses.replace(config, name=Claims(config.name).take(own_name()))
         self._is_alone = serve.get_replica_context().world_size == 1
         self._has_started = asyncio.Event()  # or failed to
-        model = dataclasses.replace(model, tokenizer=load_tokenizer(Path(config.model)))
         self._instance = PrefillInstance(self._config, model)
         self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))
         self._service = PrefillService(self._config, model, self._instance, self._metrics)
         self._failure = ""
+        self._pulse = asyncio.create_task(Pulse(own_name()).run())
         self._life = asyncio.create_task(self._live())
         self._reports = asyncio.create_task(self._report())
         self._stragglers = asyncio.create_task(watch_stragglers(self._instance.duty, self._metrics.slowness))
@@ -167,6 +169,7 @@ class Frontend:
         await self._service.close()
         await self._service.hand_off.close()
         await self._instance.stop()
+        self._pulse.cancel()
 
     async def _live(self) -> None:
         try:
