@@ -10,6 +10,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import get_placement_group, remove_placement_group
 
+from asap_ray.actors.attention_group import AttentionGroup
+from asap_ray.actors.moe_device import MoEDevice
 from asap_ray.actors.placement import (
     NAMESPACE,
     RESOURCE,
@@ -23,7 +25,6 @@ from asap_ray.actors.placement import (
 from asap_ray.actors.recovery import POLL_S, Refused
 from asap_ray.config import ServeConfig
 from asap_ray.messages import encode
-from asap_ray.spec import ParallelSpec
 
 _GONE_S: Final = 10.0
 
@@ -62,7 +63,9 @@ class InstanceActors:
         placement = reserve(config)
         self._placement_id = placement.id
         await asyncio.to_thread(wait_for_places, placement, config.parallel.num_devices, timeout_s)
-        kinds = await asyncio.to_thread(_kinds, config.parallel)
+        kinds: list[tuple[type, int, int]]  # with the calls an actor may have open: a batch each, or control alone
+        kinds = [(AttentionGroup, i, 1000) for i in range(config.parallel.dp_groups)]
+        kinds += [(MoEDevice, e, 16) for e in range(config.parallel.moe_devices)]
         for index, (name, (kind, number, concurrency)) in enumerate(zip(self.names, kinds, strict=True)):
             self._handles[name] = (
                 ray.remote(kind)
@@ -88,6 +91,10 @@ class InstanceActors:
     def stream(self, name: str, method: str, *args: bytes | str) -> Any:
         """The references that a generator of an actor yields."""
         return getattr(self._handles[name], method).options(num_returns="streaming").remote(*args)
+
+    def tell(self, name: str, method: str, *args: list[str]) -> None:
+        """Call a method and wait for nothing, whatever becomes of it."""
+        getattr(self._handles[name], method).remote(*args)
 
     async def demand(self, names: list[str], method: str, timeout_s: float, *args: bytes) -> dict[str, Any]:
         """Call a method on several actors.
@@ -116,15 +123,6 @@ class InstanceActors:
             return NoAnswer(f"no answer within {timeout_s:.1f} s")
         except RayError as error:
             return Refusal(reason_of(error))
-
-
-def _kinds(parallel: ParallelSpec) -> list[tuple[type, int, int]]:
-    """Class and number of each actor, and the calls it may have open: a batch each, or control alone."""
-    from asap_ray.actors.attention_group import AttentionGroup  # noqa: PLC0415 - these take torch along: seconds
-    from asap_ray.actors.moe_device import MoEDevice  # noqa: PLC0415 - that a frontend which attaches does without
-
-    kinds: list[tuple[type, int, int]] = [(AttentionGroup, i, 1000) for i in range(parallel.dp_groups)]
-    return kinds + [(MoEDevice, e, 16) for e in range(parallel.moe_devices)]
 
 
 class Refusal(str):
