@@ -15,6 +15,7 @@ import torch
 
 from asap_ray import _native
 from asap_ray.backends.ascend.die_place import DiePlace
+from asap_ray.backends.ascend.grouped_experts import GroupedExperts
 from asap_ray.backends.ascend.ops import DieEndpoint
 from asap_ray.backends.ascend.tensor_comm import DEVICE, TensorComm
 from asap_ray.backends.ascend.toolkit import open_die, require
@@ -49,6 +50,8 @@ def open_ports(config: ServeConfig) -> AscendPorts:
     """
     die = open_die(config.kernels)
     if not importlib.util.find_spec("torch_npu"):
+        if config.expert_kernel == "grouped_matmul":
+            raise ConfigError("expert_kernel='grouped_matmul' needs torch-npu: pip install 'asap-ray[ascend]'")
         return AscendPorts(die)
     if config.nixl_peer:
         raise ConfigError(
@@ -158,6 +161,13 @@ class TensorPorts(AscendPorts):
         super().__init__(die)
         self.place = DiePlace(torch.device(DEVICE))
         self.attention_comm = self._tensor_comm
+
+    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
+        """See `Ports`; `expert_kernel` says by what."""
+        if config.expert_kernel == "super_kernel":
+            return super().experts(config, model, instance, moe_device)
+        weights = model.expert_weights(instance.experts_of(moe_device), DTYPES[config.compute_type])
+        return GroupedExperts(self._die, *(each.to(DEVICE) for each in weights))
 
     def _tensor_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
         return TensorComm(DieEndpoint(native, self._die), layout.hidden, dtype, deadline_s)
