@@ -136,7 +136,7 @@ def test_a_decode_that_nobody_waits_for_ends_on_every_rank(
 ) -> None:
     """A client leaves after 3 of 200 tokens: slot and blocks are free, and the two ranks answer a solo prompt next."""
     config = make_config("left", 1, 2, 1)
-    instance = PrefillInstance(config)
+    instance = instance_of(config)
 
     async def leave() -> tuple[float, int, list[int]]:
         await instance.start()
