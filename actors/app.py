@@ -94,7 +94,7 @@ class Frontend:
         self._failure = ""
         self._life = asyncio.create_task(self._live())
         self._reports = asyncio.create_task(self._report())
-        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.duty, self._metrics.slowness))
+        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.paces, self._metrics.slowness))
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)

@@ -80,6 +80,10 @@ class GroupRank:
         """Totals of this rank's compute stream."""
         return encode(self._attention.duty)
 
+    def pace(self) -> bytes:
+        """What layers took this rank, by their size (`Pace`)."""
+        return encode(self._attention.pace.copy())
+
     def timeline(self, last_s: float) -> bytes:
         """The spans of this rank in the last seconds (`Timeline`)."""
         return encode(self._attention.timeline(last_s))
@@ -177,6 +181,10 @@ class AttentionGroup:
         finally:
             del self._streams[_key(batch)]
 
+    async def abort(self, request_ids: list[str]) -> None:
+        """Nobody waits for these any more: what decodes of them ends with its next token."""
+        self._leader.abort(request_ids)
+
     async def state(self, frontend: str) -> str:
         """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks; renews the frontend's lease."""
         self._lease.renew(frontend)
@@ -192,6 +200,10 @@ class AttentionGroup:
     async def duty(self) -> bytes:
         """Totals of rank 0's compute stream."""
         return self._rank.duty()
+
+    async def pace(self) -> bytes:
+        """What layers took rank 0, by their size (`Pace`); its collectives make it as slow as the slowest rank."""
+        return self._rank.pace()
 
     async def timeline(self, last_s: float) -> bytes:
         """The spans of its ranks in the last seconds (`Timeline`)."""

@@ -15,6 +15,7 @@ from asap_ray.backends.ports import open_ports
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
 from asap_ray.models.model import load_model
+from asap_ray.totals import Pace, Spent
 
 _STOP_S: Final = 5.0
 
@@ -67,6 +68,11 @@ class MoEDevice:
     def duty(self) -> bytes:
         """Totals of the compute stream."""
         return encode(self._moe.duty)
+
+    def pace(self) -> bytes:
+        """What layers took it (`Pace`): of one size, as those of all batches come to all MoE devices alike."""
+        duty = self._moe.duty
+        return encode(Pace({"": Spent(duty.compute_s, duty.num_items)}))
 
     def timeline(self, last_s: float) -> bytes:
         """The spans of its streams in the last seconds (`Timeline`)."""

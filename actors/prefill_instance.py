@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,11 +15,12 @@ from asap_ray.actors.instance_actors import InstanceActors, NoAnswer, clear_inst
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.recovery import ANSWER_S, Recovery, Registered
 from asap_ray.actors.vitals import SERVING, Vitals
-from asap_ray.batch import Batch, Duty, Request, Stamps, Token
+from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
 from asap_ray.models.model import load_model
+from asap_ray.totals import Pace
 from asap_ray.tracks import Timeline
 
 _STOP_S: Final = 10.0
@@ -142,15 +143,19 @@ class PrefillInstance:
         except RayError as error:
             raise DeviceLost(f"{name}: {reason_of(error)}") from None
 
+    def abort(self, group: int, request_ids: Sequence[str]) -> None:
+        """See `Groups`; a group that cannot be told is lost with what it runs."""
+        self._actors.tell(self._actors.groups[group], "abort", list(request_ids))
+
     async def timeline(self, last_s: float) -> Timeline:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
         replies = await self._actors.ask(self._actors.names, "timeline", last_s, timeout_s=ANSWER_S)
         return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
 
-    async def duty(self) -> dict[str, Duty]:
-        """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-        replies = await self._actors.ask(self._actors.names, "duty", timeout_s=ANSWER_S)
-        return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
+    async def paces(self) -> dict[str, Pace]:
+        """What layers took every device, by name; a device that does not answer is left out."""
+        replies = await self._actors.ask(self._actors.names, "pace", timeout_s=ANSWER_S)
+        return {name: decode(Pace, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""

@@ -15,7 +15,7 @@ from asap_ray.actors.placement import group_names
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
-from asap_ray.batch import Batch, Request
+from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
 from asap_ray.messages import Registration, Registrations, decode
@@ -130,6 +130,36 @@ def test_every_rank_forgets_an_abandoned_prompt(run: Run, make_config: MakeConfi
             await instance.stop()
 
     assert run(abandon()) == [[1, 1], [0, 0]]
+
+
+def test_a_decode_that_nobody_waits_for_ends_on_every_rank(
+    run: Run, make_config: MakeConfig, reference: dict[str, int]
+) -> None:
+    """A client leaves after 3 of 200 tokens: slot and blocks are free, and the two ranks answer a solo prompt next."""
+    config = make_config("left", 1, 2, 1)
+    instance = PrefillInstance(config)
+
+    async def leave() -> tuple[float, int, list[int]]:
+        await instance.start()
+        service = PrefillService(config, served_model(config), instance)
+        service.open_caches()
+        answers = service.generate([dataclasses.replace(request(1), sampling=Sampling(max_tokens=200))])
+        try:
+            for _ in range(3):
+                await anext(answers)
+            await answers.aclose()
+            solo = [event.token.token_id async for event in service.generate([request(3)])]
+            exposed = service.metrics.exposition().decode().splitlines()
+            (made,) = (line for line in exposed if line.startswith("vllm:generation_tokens_total{"))
+            return float(made.rpartition(" ")[2]), service._scheduler.caches[0].num_held, solo
+        finally:
+            await service.close()
+            await instance.stop()
+
+    num_made, num_held, solo = run(leave())
+
+    assert (num_held, solo) == (0, [reference["r3"]])
+    assert num_made < 100
 
 
 def kept_by_rank(group: Any) -> list[int]:

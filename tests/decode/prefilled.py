@@ -112,7 +112,8 @@ class Prefilled:
             return answered(call)
 
         self.hand_off._channel._answer = answer
-        self.hand_off.join(0, self.cache, groups.shared_pages(0))
+        self._ranks = groups.shared_pages(0)
+        self.hand_off.join(0, self.cache, self._ranks)
 
     async def __aenter__(self) -> Prefilled:
         await self.hand_off.open()
@@ -139,6 +140,12 @@ class Prefilled:
         drive(self._model.step(drive(self._model.start(Batch((piece,))))))
         self.cache.publish(request.request_id, request.num_tokens)
         return self.hand_off.grant(0, request.request_id, request.num_tokens, past)
+
+    def replace_group(self) -> None:
+        """The group died: its successor's pages are other ones, and empty."""
+        self.memory.bytes.zero_()
+        self.cache = PrefixCache(BlockPool(self.cache.pool.num_blocks, BLOCK))
+        self.hand_off.join(0, self.cache, self._ranks)
 
     def _on_free(self) -> None:
         self.num_freed += 1
