@@ -88,7 +88,7 @@ class NixlChannel:
         agents = [self._nixl.nixl_agent(f"{engine_id}-{rank}", options) for rank in range(len(ranks))]
         regions, registered = [], []
         for pages, memory, agent in zip(ranks, memories, agents, strict=True):
-            address = memory.bytes.data_ptr()
+            address = memory.address
             where = agent.get_reg_descs([(address, pages.num_bytes, 0, "")], "DRAM")
             registered.append(agent.register_memory(where, backends=[_BACKEND]))
             regions.append(

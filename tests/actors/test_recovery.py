@@ -36,7 +36,7 @@ class Serving:
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self.instance = PrefillInstance(config)
+        self.instance = PrefillInstance(config, served_model(config))
         self.service = PrefillService(config, served_model(config), self.instance)
         self.num_asked = 0
         self.absent: set[str] = set()
