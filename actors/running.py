@@ -21,6 +21,7 @@ from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 
 from asap_ray.actors.placement import NAMESPACE, RESOURCE
+from asap_ray.actors.proxy import CALLBACK, IMPORT_PATH
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, Unavailable
 
@@ -91,6 +92,7 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", _CONTROL_LOOP_S)
+    os.environ.setdefault(CALLBACK, IMPORT_PATH)
     ray.init(
         num_cpus=config.parallel.num_devices,
         resources={RESOURCE: config.parallel.num_devices},

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from asap_ray import __version__
 from asap_ray.errors import ConfigError
+from asap_ray.placement import Placement
 from asap_ray.spec import ExpertType, KVCacheSpec, ParallelSpec, PrefillSpec, RowType
 from asap_ray.strict import build
 
@@ -41,6 +42,7 @@ class ServeConfig:
     parallel: ParallelSpec
     prefill: PrefillSpec = field(default_factory=default_prefill)
     kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
+    placement: Placement | None = None  # of experts; None: in the order of their ids (docs/placement.md)
     device_memory_bytes: int | None = None  # of one device; None: its share of most of the node's (docs/kvcache.md)
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
@@ -64,6 +66,10 @@ class ServeConfig:
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
+        if self.placement and len(self.placement.experts) != self.parallel.moe_devices:
+            raise ConfigError(
+                f"placement is of {len(self.placement.experts)} MoE devices; moe_devices={self.parallel.moe_devices}"
+            )
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
         if self.fabric not in FABRICS:

@@ -28,13 +28,13 @@ from asap_ray.protocol import BatchQueue, Collective
 from asap_ray.spec import NUM_SLOTS, Instance
 from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recording
-from asap_ray.totals import DeviceTotals, RankTotals, stream_totals
+from asap_ray.totals import DeviceTotals, Pace, RankTotals, stream_totals
 from asap_ray.tracks import Role, Source, Timeline
 
 
 def instance_of(config: ServeConfig, model: Model) -> Instance:
     """The instance a configuration makes of a model."""
-    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
+    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill, placement=config.placement)
 
 
 def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:
@@ -67,6 +67,7 @@ class HostAttention:
         self._buffer = self._ports.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
+        self.pace = Pace()
         self._recording = Recording(Source(role=Role.ATTENTION, index=group, tp_rank=collective.rank))
         self._laps = Laps[attention.Flight](self.runtime.now, State.IDLE, self._recording.stream("attention"))
         self._native: _native.AttentionComm | None = None  # until it is connected
@@ -115,6 +116,7 @@ class HostAttention:
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             moe_buffers=[self._ports.open(device) for device in devices],
+            expert_of_place=self._instance.placed.expert_of_place,
             dp_group=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,
@@ -142,7 +144,7 @@ class HostAttention:
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
         torch.set_num_threads(self._config.threads)
-        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self._laps, self.duty)
+        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self._laps, self.duty, self.pace)
         self._laps.restart()
         self.runtime.serve_out(attention.serve(rank))
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,7 @@ from asap_ray.models.router import Router
 from asap_ray.models.sampler import Sampler
 from asap_ray.models.vocabulary import Vocabulary
 from asap_ray.models.weights import Shard
-from asap_ray.protocol import Collective, Finished, Routed
+from asap_ray.protocol import NOBODY, Collective, Finished, Routed
 from asap_ray.spec import RowType
 
 FLOAT_BYTES: Final = 4
@@ -159,25 +160,30 @@ class Decoder:
             self._mlp(state, layer.dense, hidden_RH.to(self._dtype))
         return Routed(hidden_PH.to(self._dtype), expert_ids_PK, weights_PK)
 
-    async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
-        """See `AttentionStage`; rank 0 samples, every rank says the same."""
+    async def finish(self, state: Pass, expert_out: torch.Tensor, unwanted: Set[str] = NOBODY) -> Finished:
+        """See `AttentionStage`; rank 0 samples and knows what is unwanted, every rank says the same."""
         with torch.inference_mode():
             self._add_experts(state, expert_out)
-            return self._finish(state)
+            return self._finish(state, unwanted)
 
-    def _finish(self, state: Pass) -> Finished:
+    def _finish(self, state: Pass, unwanted: Set[str]) -> Finished:
         self._dense_layers(state, self._config.num_layers)
         if not state.sampling:
             return Finished((), None)
         logits_BV = self.logits(state).cpu()
         message = None
         if self._collective.rank == 0:
-            choices = [a.sampler.choose(logits_V) for a, logits_V in zip(state.sampling, logits_BV, strict=True)]
+            choices = [
+                (answer.sampler.choose(logits_V), answer.request.request_id not in unwanted)
+                for answer, logits_V in zip(state.sampling, logits_BV, strict=True)
+            ]
             message = torch.tensor(choices, dtype=torch.int32).numpy().tobytes()
-        token_ids_B = torch.frombuffer(bytearray(self._collective.broadcast(message)), dtype=torch.int32)
+        choices_B2 = torch.frombuffer(bytearray(self._collective.broadcast(message)), dtype=torch.int32).view(-1, 2)
         tokens = [
-            answer.extend(token_id, logits_V)
-            for answer, token_id, logits_V in zip(state.sampling, token_ids_B.tolist(), logits_BV, strict=True)
+            answer.extend(token_id, logits_V, is_wanted=bool(is_wanted))
+            for answer, (token_id, is_wanted), logits_V in zip(
+                state.sampling, choices_B2.tolist(), logits_BV, strict=True
+            )
         ]
         return Finished(tuple(tokens), self._next(state, tokens))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,17 +42,17 @@ class Model:
             shard = Shard(checkpoint, collective.rank, collective.size, compute_dtype, kernels)
             return Decoder(shard, self.config, collective)
 
-    def expert_stage(self, experts: range, compute_dtype: torch.dtype) -> MoEStage:
+    def expert_stage(self, experts: Sequence[int], compute_dtype: torch.dtype) -> MoEStage:
         """The routed experts of one device, by their global ids."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_experts(checkpoint, self.config, experts, compute_dtype)
 
-    def expert_weights(self, experts: range, compute_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def expert_weights(self, experts: Sequence[int], compute_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Their weights alone, for a device with kernels of its own: [L, E, 2 I, H] and [L, E, H, I]."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_expert_weights(checkpoint, self.config, experts, compute_dtype)
 
-    def int8_expert_stage(self, experts: range) -> Int8ExpertStage:
+    def int8_expert_stage(self, experts: Sequence[int]) -> Int8ExpertStage:
         """The same in int8, for rows of any compute type."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_int8_experts(checkpoint, self.config, experts)

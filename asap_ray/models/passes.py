@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -81,10 +81,11 @@ class Answer:
     sequence: Sequence
     num_generated: int = 0
 
-    def extend(self, token_id: int, logits_V: torch.Tensor) -> Token:
-        """Count one more token, and describe it."""
+    def extend(self, token_id: int, logits_V: torch.Tensor, *, is_wanted: bool) -> Token:
+        """Count one more token, and describe it: the last one if no more are wanted."""
         self.num_generated += 1
-        return token_of(self.request, token_id, self.num_generated, logits_V)
+        token = token_of(self.request, token_id, self.num_generated, logits_V)
+        return token if is_wanted or token.finish_reason else replace(token, finish_reason="abort")
 
 
 @dataclass(slots=True)

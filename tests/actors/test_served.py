@@ -145,10 +145,37 @@ def test_a_timeline_has_every_stream(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_killed_frontend_comes_back_to_the_same_devices(served: Served) -> None:
-    """SIGKILL of the replica: Serve starts another, which attaches to the actors without loading weights."""
-    device = served.find("ray::MoEDevice")
-    os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+    """SIGKILL of the replica: its client may try again, and Serve starts another, which finds the actors as they are.
 
+    It has loaded no torch, nor weights.
+    """
+    device, before = served.find("ray::MoEDevice"), duty_rows(served)
+    body = {"prompt": [5] * 20, "max_tokens": 1024, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        assert eventually(lambda: duty_rows(served) > before)  # it runs
+        os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+
+        assert (lost.result().status_code, "retry-after" in lost.result().headers) == (503, True)
+    assert eventually(served.answers)
+    assert served.find("ray::MoEDevice") == device
+    assert "libtorch" not in Path(f"/proc/{served.find('ray::ServeReplica:asap')}/maps").read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_a_hung_frontend_is_ended_and_its_devices_are_taken_over(served: Served) -> None:
+    """SIGSTOP of the replica: its client may try again once its successor has ended it, and no weights are loaded."""
+    device, before = served.find("ray::MoEDevice"), duty_rows(served)
+    hung = served.find("ray::ServeReplica:asap")
+    body = {"prompt": [5] * 20, "max_tokens": 1024, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=2 * PATIENCE_S)
+        assert eventually(lambda: duty_rows(served) > before)  # it runs
+        os.kill(hung, signal.SIGSTOP)
+
+        assert eventually(lambda: not Path(f"/proc/{hung}/exe").exists())
+        assert (lost.result().status_code, "retry-after" in lost.result().headers) == (503, True)
     assert eventually(served.answers)
     assert served.find("ray::MoEDevice") == device
 

@@ -18,6 +18,7 @@ import torch
 from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.served_model import served_model
 from asap_ray.config import ServeConfig, config_from
 from tests.ascend.prompts import batch
 
@@ -35,7 +36,7 @@ def seen(actor: Any) -> dict[str, Any]:
 
 async def answer(config: ServeConfig) -> dict[str, Any]:
     """Start, ask, look, stop."""
-    instance = PrefillInstance(config)
+    instance = PrefillInstance(config, served_model(config))
     await instance.start()
     try:
         tokens = [token async for some, _ in instance.run(0, batch()) for token in some]

@@ -13,6 +13,7 @@ from asap_ray.layout import Layout
 from asap_ray.spec import NUM_SLOTS, Combine, RowType
 from tests.ascend.devices import OK, Devices, message_bytes, words
 from tests.ascend.twin import Twin
+from tests.csrc.test_placement import in_turn
 from tests.csrc.world import SLOT_ROWS, World
 
 PLACES = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
@@ -22,7 +23,7 @@ def test_kernels_read_the_layout_of_python(twin: Twin) -> None:
     """Every field of asap_ray/layout.py is where the kernels look for it."""
     names = [field.name for field in dataclasses.fields(Layout)]
 
-    assert [twin.library.asap_layout_place(name.encode()) for name in names] == list(range(29))
+    assert [twin.library.asap_layout_place(name.encode()) for name in names] == list(range(30))
 
 
 @pytest.mark.parametrize("combine", Combine)
@@ -30,6 +31,18 @@ def test_kernels_read_the_layout_of_python(twin: Twin) -> None:
 def test_messages_are_the_hosts_byte_for_byte(twin: Twin, combine: Combine, row_type: RowType) -> None:
     """Header, counts, row indices, weights and rows of every message, and the bits that announce them."""
     world = World(dp_groups=2, tp=2, row_type=row_type, compute_type=row_type, combine=combine)
+
+    check_messages(twin, world)
+
+
+@pytest.mark.parametrize("num_places", [7, 8, 11, 21])
+def test_a_place_is_chosen_as_the_host_chooses_it(twin: Twin, num_places: int) -> None:
+    """Seven experts in up to all places of three devices: the same messages again."""
+    check_messages(twin, World(dp_groups=2, tp=2, moe_devices=3, placement=in_turn(7, num_places, 3)))
+
+
+def check_messages(twin: Twin, world: World) -> None:
+    """Messages of all ranks in both slots, in buffers of the host's and of the kernels' own."""
     devices = Devices(twin, world, num_blocks=2)
 
     for i, j, slot in PLACES:
@@ -108,6 +121,38 @@ def test_a_solo_batch_spans_both_slots(twin: Twin) -> None:
     out_SH = devices.receive(len(tokens.hidden_SH))
     devices.run()
 
+    np.testing.assert_array_equal(out_SH, tokens.expected)
+
+
+@pytest.mark.parametrize("combine", Combine)
+def test_rows_longer_than_a_cores_buffer(twin: Twin, combine: Combine) -> None:
+    """20,000 bytes go through 16 KB in two pieces."""
+    world = World(moe_devices=1, hidden=5000, combine=combine)
+    devices = Devices(twin, world, num_blocks=2)
+    tokens = world.tokens(2)
+
+    devices.send(tokens)
+    devices.serve(0)
+    out_SH = devices.receive(2)
+    devices.run()
+
+    np.testing.assert_array_equal(out_SH, tokens.expected)
+
+
+def test_a_sequence_has_64_bits(twin: Twin) -> None:
+    """Both halves are in the message, in the item, in the reply and in what the rank waits for."""
+    world = World(moe_devices=1)
+    devices = Devices(twin, world)
+    tokens, sequence = world.tokens(2), (5 << 32) + 6
+
+    devices.send(tokens, sequence=sequence)
+    devices.run()
+    sent = message_bytes(world.layout, devices.moe[0], (0, 0, 0))[0].view(np.uint64)[1]
+    devices.serve(0)
+    out_SH = devices.receive(2)
+    devices.run()
+
+    assert int(sent) == sequence
     np.testing.assert_array_equal(out_SH, tokens.expected)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -88,7 +88,7 @@ class AscendExperts:
         return rows_RH
 
 
-def _expert_weights(config: ServeConfig, model: Model, experts: range) -> dict[str, Any]:
+def _expert_weights(config: ServeConfig, model: Model, experts: Sequence[int]) -> dict[str, Any]:
     """As `SuperKernel` takes them, of the configured type."""
     if config.expert_type is ExpertType.INT8:
         stage = model.int8_expert_stage(experts)

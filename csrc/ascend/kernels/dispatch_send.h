@@ -13,6 +13,7 @@ struct DispatchSendCall {
   int64_t dp_group, tp_rank, slot, epoch, combine, timeout_cycles;
   int64_t devices;  // mask of those that have not got this message yet
   int64_t empty;    // mask of those to which it says that there are no rows
+  int64_t clear;    // mask of those where nothing of a dead incarnation lies
 };
 
 class DispatchSend {
@@ -42,14 +43,25 @@ class DispatchSend {
   }
 
  private:
+  // Step 1 of async-dispatch-send (3.2.1). A solo message lies in both slots: before its first one
+  // a rank waits until whatever a dead incarnation sent is out of either. From then on it knows
+  // what it has sent itself.
+  __aicore__ inline bool has_room(const MoEView& moe, int64_t e) const {
+    const bool was_clear = (call_.clear & 1 << e) != 0;
+    for (int64_t each = 0; each < kNumSlots; ++each) {
+      if (was_clear && each != call_.slot) continue;
+      if (!has_credit(moe, call_.dp_group, each, 1 << call_.tp_rank)) return false;
+    }
+    return true;
+  }
+
   // The devices that had room; they do not wait for the others.
   __aicore__ inline int32_t serve_ready(int32_t pending) {
     int32_t served = 0;
     for (int64_t e = 0; e < l_.moe_devices; ++e) {
       if ((pending & 1 << e) == 0) continue;
       const MoEView moe{l_, address_at(call_.moe_buffers, e)};
-      // Step 1 of async-dispatch-send (3.2.1).
-      if (!has_credit(moe, call_.dp_group, call_.slot, 1 << call_.tp_rank)) continue;
+      if (!has_room(moe, e)) continue;
       const Message message = moe.message(call_.dp_group, call_.tp_rank, call_.slot);
       const bool is_empty = (call_.empty & 1 << e) != 0;
       if (!is_empty) write_rows(message, e);
@@ -96,10 +108,10 @@ class DispatchSend {
                     static_cast<int32_t>(plan_.first_pair(e + 1) - plan_.first_pair(e)));
     header.SetValue(kHeaderReplyOffset / 4,
                     static_cast<int32_t>(plan_.reply_offset(e, call_.combine)));
-    const int64_t first = first_expert(l_, e);
-    for (int64_t x = first; x < first_expert(l_, e + 1); ++x) {
-      header.SetValue(static_cast<uint32_t>(kHeaderBytes / 4 + x - first),
-                      plan_.pair_begin.GetValue(x + 1) - plan_.pair_begin.GetValue(x));
+    const int64_t first = first_place(l_, e);
+    for (int64_t p = first; p < first_place(l_, e + 1); ++p) {
+      header.SetValue(static_cast<uint32_t>(kHeaderBytes / 4 + p - first),
+                      plan_.pair_begin.GetValue(p + 1) - plan_.pair_begin.GetValue(p));
     }
   }
 

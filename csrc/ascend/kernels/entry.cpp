@@ -24,21 +24,21 @@ __aicore__ inline void run_as(int64_t row_type, const Call& call) {
 
 }  // namespace asap
 
-extern "C" __global__ __aicore__ __vector__ void asap_plan(GM_ADDR layout, GM_ADDR plan,
-                                                           GM_ADDR expert_ids, GM_ADDR weights,
-                                                           GM_ADDR status, int64_t num_tokens,
-                                                           int64_t layer, int64_t sequence,
-                                                           int64_t combine) {
+extern "C" __global__ __aicore__ __vector__ void asap_plan(GM_ADDR layout, GM_ADDR placement,
+                                                           GM_ADDR plan, GM_ADDR expert_ids,
+                                                           GM_ADDR weights, GM_ADDR status,
+                                                           int64_t num_tokens, int64_t layer,
+                                                           int64_t sequence, int64_t combine) {
   asap::make_plan(
-      {layout, plan, expert_ids, weights, status, num_tokens, layer, sequence, combine});
+      {layout, placement, plan, expert_ids, weights, status, num_tokens, layer, sequence, combine});
 }
 
 extern "C" __global__ __aicore__ __vector__ void asap_dispatch_send(
     GM_ADDR layout, GM_ADDR plan, GM_ADDR hidden, GM_ADDR moe_buffers, GM_ADDR abort,
     GM_ADDR status, int64_t dp_group, int64_t tp_rank, int64_t slot, int64_t epoch, int64_t combine,
-    int64_t timeout_cycles, int64_t devices, int64_t empty) {
+    int64_t timeout_cycles, int64_t devices, int64_t empty, int64_t clear) {
   asap::DispatchSend({layout, plan, hidden, moe_buffers, abort, status, dp_group, tp_rank, slot,
-                      epoch, combine, timeout_cycles, devices, empty})
+                      epoch, combine, timeout_cycles, devices, empty, clear})
       .run();
 }
 
