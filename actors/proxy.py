@@ -8,9 +8,10 @@ application begins an answer to every request it ends, so nothing else looks lik
 from __future__ import annotations
 
 import json
+from http import HTTPStatus
 from typing import Final
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -63,7 +64,10 @@ class _Sent:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.has_begun = True
-            self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith("text/event-stream")
+            headers = MutableHeaders(scope=message)
+            self.is_stream = headers.get("content-type", "").startswith("text/event-stream")
+            if message["status"] == HTTPStatus.SERVICE_UNAVAILABLE:  # the proxy's own has no such header
+                headers.setdefault("Retry-After", error_of(_GONE)[2]["Retry-After"])
         elif message["type"] == "http.response.body":
             self.is_whole = not message.get("more_body", False)
         await self._send(message)
