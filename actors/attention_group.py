@@ -123,7 +123,7 @@ class AttentionGroup:
         self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
         self._order = ChunkOrder(self._leader.put, self._lease.is_held_by, served.prefill.deadline_s)
-        self._pages = PageOwner(self._lease.is_fresh, served.prefill.deadline_s)
+        self._pages = PageOwner(self._lease.is_fresh, served.prefill.deadline_s, self._leader.abort)
         self._joining = asyncio.Lock()
         self._end = asyncio.Event()
 

@@ -20,6 +20,9 @@ DEVICES: Final = ("cpu", "npu")
 FABRICS: Final = ("auto", "shm", "nixl")
 """How rows travel: `auto` is shm between devices of one node and nixl between nodes (docs/fabric.md)."""
 
+EXPERT_KERNELS: Final = ("super_kernel", "grouped_matmul")
+"""What computes experts on a die: ours, or torch-npu's grouped products (docs/ascend.md)."""
+
 KEY_SOURCES: Final = ("env:", "file:")
 """How `api_key_from` may start."""
 
@@ -47,6 +50,7 @@ class ServeConfig:
     device: str = "cpu"
     fabric: str = "auto"  # of `FABRICS`
     kernels: str = ""  # folder of the Ascend kernels; empty: where `make ascend` puts them
+    expert_kernel: str = EXPERT_KERNELS[0]
     compute_type: RowType = RowType.FLOAT32
     expert_type: ExpertType = ExpertType.FLOAT
     threads: int = 1  # CPU threads of one device
@@ -72,6 +76,13 @@ class ServeConfig:
             raise ConfigError(f"fabric={self.fabric!r}; known fabrics: {', '.join(FABRICS)}")
         if self.device == "npu" and self.fabric == "nixl":
             raise ConfigError("fabric='nixl' with device='npu': dies open each other's memory by key, inside one node")
+        if self.expert_kernel not in EXPERT_KERNELS:
+            raise ConfigError(f"expert_kernel={self.expert_kernel!r}; known kernels: {', '.join(EXPERT_KERNELS)}")
+        if self.expert_kernel == "grouped_matmul" and (self.device != "npu" or self.expert_type is ExpertType.INT8):
+            raise ConfigError(
+                f"expert_kernel='grouped_matmul' with expert_type={self.expert_type} and device={self.device!r}: it is "
+                "for float experts on dies"
+            )
         if self.device == "npu" and self.prefill.row_type is not self.compute_type:
             raise ConfigError(
                 f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "

@@ -42,7 +42,7 @@ from asap_ray.spec import Instance, ModelSpec, ParallelSpec, paper
 from asap_ray.workload.lengths import PRESETS, paper_trace
 
 MESSAGE_TOKENS = 512  # a quarter of a full batch: each rank plans its own
-NUM_MESSAGES = 4
+NUM_MESSAGES = 2
 SLO_S = 5.0
 RESOLUTION_RPS = 0.5
 MAX_RPS = 23.0  # of balanced experts (docs/policies.md); where a search begins
@@ -121,15 +121,19 @@ def alike_in_all_layers(skew: Skew) -> Skew:
     return Skew(f"{skew.name}, layers alike", np.tile(skew.chosen_LX[:1], (len(skew.chosen_LX), 1)))
 
 
-def loads(skew: Skew, placement: Placement, seed: int) -> NDArray[np.float64]:
-    """Of each layer and device over the mean, of sampled messages."""
+def messages(skew: Skew, seed: int) -> list[list[NDArray[np.int32]]]:
+    """Sampled ones of each layer."""
     assert skew.chosen_LX is not None
     rng = np.random.default_rng(seed)
-    loads_LE = np.zeros((len(skew.chosen_LX), len(placement.experts)))
-    for layer, chosen_X in enumerate(skew.chosen_LX):
-        for _ in range(NUM_MESSAGES):
-            ids_SK = tokens(chosen_X, MESSAGE_TOKENS, rng)
-            loads_LE[layer] += [sum(pairs) for pairs in pairs_of(placement, ids_SK, len(chosen_X))]
+    return [[tokens(chosen_X, MESSAGE_TOKENS, rng) for _ in range(NUM_MESSAGES)] for chosen_X in skew.chosen_LX]
+
+
+def loads(sent: list[list[NDArray[np.int32]]], placement: Placement, num_experts: int) -> NDArray[np.float64]:
+    """Of each layer and device over the mean."""
+    loads_LE = np.zeros((len(sent), len(placement.experts)))
+    for layer, of_layer in enumerate(sent):
+        for ids_SK in of_layer:
+            loads_LE[layer] += [sum(pairs) for pairs in pairs_of(placement, ids_SK, num_experts)]
     normal_LE: NDArray[np.float64] = loads_LE / loads_LE.mean(axis=1, keepdims=True)
     return normal_LE
 
@@ -178,11 +182,11 @@ def simulated(seconds: float, seeds: int, quick: bool) -> Iterator[dict[str, Any
     skews = [alike_in_all_layers(skews[0]), skews[0], alike_in_all_layers(skews[1]), skews[1]]
     for skew in skews[:1] if quick else skews:
         assert skew.chosen_LX is not None
-        counts_X = skew.chosen_LX.sum(axis=0)
+        counts_X, sent = skew.chosen_LX.sum(axis=0), messages(skew, seed=2)
         for variant in VARIANTS[:1] + VARIANTS[3:4] if quick else VARIANTS:
             placement = variant.placement(counts_X)
             on = replace(setup, parallel=replace(setup.parallel, moe_devices=variant.moe_devices))
-            loads_LE = loads(skew, placement, seed=2)
+            loads_LE = loads(sent, placement, len(counts_X))
             yield {
                 "kind": "simulated",
                 "skew": skew.name,
@@ -248,10 +252,10 @@ def measured(num_pairs: int) -> dict[str, Any]:
 def main() -> None:
     """Print a line for each row as it comes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one skew, two variants, 10 s of arrivals")
+    parser.add_argument("--quick", action="store_true", help="one skew, two variants, 5 s of arrivals")
     parser.add_argument("--json", type=Path, help="all rows go to this file")
     parser.add_argument("--seconds", type=float, default=40.0)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="of arrivals; 0: loads and bounds only")
     parser.add_argument("--no-measured", action="store_true")
     options = parser.parse_args()
     rows = []
@@ -260,7 +264,7 @@ def main() -> None:
         print({key: value for key, value in rows[0].items() if key != "seconds"}, flush=True)
     print("| skew | experts | busiest device | slowest of each layer | MoE bound | RPS |\n|" + "---|" * 6, flush=True)
     for row in simulated(
-        10.0 if options.quick else options.seconds, 1 if options.quick else options.seeds, options.quick
+        5.0 if options.quick else options.seconds, 1 if options.quick else options.seeds, options.quick
     ):
         rows.append(row)
         rates = ", ".join(f"{rps:.1f}" for rps in row["rps"])

@@ -13,7 +13,9 @@ from asap_ray.models.config import ModelConfig
 from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import load_expert_weights, load_experts
 from asap_ray.models.families import read_config
+from asap_ray.models.host_kernels import HOST
 from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
+from asap_ray.models.kernels import Kernels
 from asap_ray.models.tensors import check_names
 from asap_ray.models.undivided import Undivided
 from asap_ray.models.weights import Checkpoint, Shard
@@ -34,10 +36,10 @@ class Model:
         """What the engine needs to know."""
         return self.config.spec
 
-    def attention_stage(self, collective: Collective, compute_dtype: torch.dtype) -> Decoder:
-        """Everything but the routed experts, the share of one rank."""
+    def attention_stage(self, collective: Collective, compute_dtype: torch.dtype, kernels: Kernels = HOST) -> Decoder:
+        """Everything but the routed experts, the share of one rank, where `kernels` compute."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
-            shard = Shard(checkpoint, collective.rank, collective.size, compute_dtype)
+            shard = Shard(checkpoint, collective.rank, collective.size, compute_dtype, kernels)
             return Decoder(shard, self.config, collective)
 
     def expert_stage(self, experts: Sequence[int], compute_dtype: torch.dtype) -> MoEStage:

@@ -25,11 +25,14 @@ class Cache:
         num_layers: decoder layers.
         num_tokens: of prompt and answer.
         dtype: the compute type.
+        device: where attention computes.
     """
 
-    def __init__(self, kinds: Many[CacheKind], num_layers: int, num_tokens: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kinds: Many[CacheKind], num_layers: int, num_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._kept = [
-            torch.empty(num_layers, kind.heads, num_tokens, width, dtype=dtype)
+            torch.empty(num_layers, kind.heads, num_tokens, width, dtype=dtype, device=device)
             for kind in kinds
             for width in kind.parts
         ]

@@ -69,5 +69,8 @@ BUGS = {
         "from + part.row_idx.GetValue(pair) * l_.hidden",
     ),
     "bits of a rank missing": Bug("dispatch_recv.h", "if (bits == all_bits()) {", "if (bits != 0) {"),
+    "room beside a dead group's solo message": Bug(
+        "dispatch_send.h", "const bool was_clear = (call_.clear & 1 << e) != 0;", "const bool was_clear = e >= 0;"
+    ),
     "replies not awaited": Bug("combine_recv.h", "    if (GetBlockIdx() == 0) await_replies();\n"),
 }

@@ -20,6 +20,7 @@ TIMEOUT_CYCLES = 3_000_000
 STATUS_INTS = 16
 ROW_TYPES = {RowType.FLOAT32: 0, RowType.BFLOAT16: 1, RowType.FLOAT16: 2}
 MAX_BLOCKS = 12
+ALL_DEVICES = (1 << 31) - 1
 
 
 class Devices:
@@ -51,10 +52,12 @@ class Devices:
         self.plans: dict[tuple[int, int, int], NDArray[np.uint8]] = {}
         self.statuses: list[NDArray[np.int32]] = []
         self.timeout = TIMEOUT_CYCLES
+        self.epoch = EPOCH  # of every rank
+        self.clear: set[tuple[int, int]] = set()  # ranks that know what lies in the devices' buffers: their own
 
     def status(self) -> NDArray[np.int32]:
         """A status for each block of one launch; every launch made here has one, in order."""
-        self.statuses.append(self.twin.copy(np.full((MAX_BLOCKS, STATUS_INTS), OK, dtype=np.int32)))
+        self.statuses.append(self.twin.copy(np.full((MAX_BLOCKS, STATUS_INTS), -1, dtype=np.int32)))
         return self.statuses[-1]
 
     def run(self, seed: int = 0) -> list[NDArray[np.int32]]:
@@ -71,34 +74,41 @@ class Devices:
         """Plan and async-dispatch-send."""
         twin = self.twin
         hidden_SH = twin.copy(bits_of(tokens.hidden_SH, self.row_type))
-        plan = self.plans.setdefault((i, j, slot), twin.zeros(twin.size("plan_bytes", self.fields)))
+        plan = self.plans.setdefault((i, j, slot), twin.garbage(twin.size("plan_bytes", self.fields)))
         choices = twin.copy(tokens.expert_ids_SK), twin.copy(tokens.weights_SK)
         numbers = len(tokens.hidden_SH), layer, sequence, self.combine
         memory = self.fields, self.placement, plan, *choices, self.status()
         twin.launch("asap_plan", self.rank(i, j, 1), *memory, *numbers)
         memory = self.fields, plan, hidden_SH, self.moe_table, self.abort, self.status()
-        numbers = i, j, slot, EPOCH, self.combine, self.timeout, (1 << 31) - 1, 0
+        clear = ALL_DEVICES if (i, j) in self.clear else 0
+        numbers = i, j, slot, self.epoch, self.combine, self.timeout, ALL_DEVICES, 0, clear
         twin.launch("asap_dispatch_send", self.rank(i, j), *memory, *numbers)
+        self.clear.add((i, j))
+
+    def come_back(self) -> None:
+        """Every rank is another incarnation, of which no device has heard; what the dead sent is where it was."""
+        self.epoch += 1
+        self.clear.clear()
 
     def receive(self, num_tokens: int, i: int = 0, j: int = 0, slot: int = 0) -> NDArray[Any]:
         """async-combine-recv; the rows are there once it has run."""
         empty_SH = np.full((num_tokens, self.layout.hidden), 9, dtype=np.float32)
         out_SH = self.twin.copy(bits_of(empty_SH, self.row_type))
         memory = self.fields, self.plans[i, j, slot], self.attention[i][j], out_SH, self.abort, self.status()
-        numbers = slot, EPOCH, self.combine, self.timeout, ROW_TYPES[self.row_type]
+        numbers = slot, self.epoch, self.combine, self.timeout, ROW_TYPES[self.row_type]
         self.twin.launch("asap_combine_recv", self.rank(i, j), *memory, *numbers)
         return out_SH
 
     def take(self, e: int, stream: int = 0) -> tuple[int, NDArray[np.uint8]]:
         """async-dispatch-recv: the number of the launch, and the item."""
-        item = self.twin.zeros(self.twin.size("item_bytes", self.fields))
+        item = self.twin.garbage(self.twin.size("item_bytes", self.fields))
         memory = self.fields, self.moe[e], item, self.epochs[e], self.cursors[e], self.abort, self.status()
         place = Place(e, stream, self.num_blocks)
         return self.twin.launch("asap_dispatch_recv", place, *memory, e, self.combine, self.timeout), item
 
     def answer(self, e: int, taken: int, item: NDArray[np.uint8], streams: Sequence[int] = (0, 0)) -> None:
         """Experts that scale, then async-combine-send, in streams of their own or one after the other."""
-        results = self.twin.zeros(len(item) - self.twin.size("item_rows", self.fields))
+        results = self.twin.garbage(len(item) - self.twin.size("item_rows", self.fields))
         row_type = ROW_TYPES[self.row_type]
         place = Place(e, streams[0], 1, after=taken)
         done = self.twin.launch("test_scale_rows", place, self.fields, item, results, e, row_type)

@@ -124,6 +124,38 @@ def test_a_solo_batch_spans_both_slots(twin: Twin) -> None:
     np.testing.assert_array_equal(out_SH, tokens.expected)
 
 
+@pytest.mark.parametrize("combine", Combine)
+def test_rows_longer_than_a_cores_buffer(twin: Twin, combine: Combine) -> None:
+    """20,000 bytes go through 16 KB in two pieces."""
+    world = World(moe_devices=1, hidden=5000, combine=combine)
+    devices = Devices(twin, world, num_blocks=2)
+    tokens = world.tokens(2)
+
+    devices.send(tokens)
+    devices.serve(0)
+    out_SH = devices.receive(2)
+    devices.run()
+
+    np.testing.assert_array_equal(out_SH, tokens.expected)
+
+
+def test_a_sequence_has_64_bits(twin: Twin) -> None:
+    """Both halves are in the message, in the item, in the reply and in what the rank waits for."""
+    world = World(moe_devices=1)
+    devices = Devices(twin, world)
+    tokens, sequence = world.tokens(2), (5 << 32) + 6
+
+    devices.send(tokens, sequence=sequence)
+    devices.run()
+    sent = message_bytes(world.layout, devices.moe[0], (0, 0, 0))[0].view(np.uint64)[1]
+    devices.serve(0)
+    out_SH = devices.receive(2)
+    devices.run()
+
+    assert int(sent) == sequence
+    np.testing.assert_array_equal(out_SH, tokens.expected)
+
+
 def test_round_robin_serves_every_place(twin: Twin) -> None:
     """With three groups ready in both slots, three items come from three places."""
     world = World(dp_groups=3, moe_devices=1)

@@ -32,6 +32,8 @@ FAULTS = {
     "atomic left on": "SetAtomicAdd is still on",
     "dirty cache": "a scalar write was never cleaned",
     "stale cache": "hang",
+    "stale cache of the launch before": "hang",
+    "cleaned and not awaited": "no DataSyncBarrier awaits it",
     "block that does not come": "hang",
     "products after a buffer": "Matmul registered after InitBuffer",
     "products in two calls": "Matmul registered twice",

@@ -135,6 +135,12 @@ class Twin:
         start = -raw.ctypes.data % ALIGNMENT
         return self.share(raw[start : start + -(-num_bytes // ALIGNMENT) * ALIGNMENT])
 
+    def garbage(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Device memory in which somebody has been before."""
+        memory = self.zeros(num_bytes)
+        memory[:] = 0xA5
+        return memory
+
     def copy(self, array: NDArray[Any]) -> NDArray[Any]:
         """The array in device memory, with its type and shape."""
         memory = self.zeros(max(array.nbytes, 1))[: array.nbytes].view(array.dtype).reshape(array.shape)

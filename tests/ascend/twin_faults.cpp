@@ -118,6 +118,26 @@ const std::map<std::string, std::function<void(TPipe&)>> kKernels{
        while (GetBlockIdx() == 1 && global().GetValue(0) == 0) {
        }
      }},
+    {"stale cache of the launch before",
+     [](TPipe& pipe) {
+       const bool is_first = ReadGmByPassDCache(&memory[32]) == 0;
+       SyncAll();
+       const auto tensor = local(pipe);
+       global().GetValue(32);
+       if (is_first && GetBlockIdx() == 0) {
+         Duplicate(tensor, 1, kCount);
+         order<HardEvent::V_MTE3>();
+         DataCopy(global()[32], tensor, kCount);
+       }
+       while (!is_first && global().GetValue(32) == 0) {
+       }
+     }},
+    {"cleaned and not awaited",
+     [](TPipe&) {
+       global().SetValue(0, 1);
+       DataCacheCleanAndInvalid<std::int32_t, CacheLine::ENTIRE_DATA_CACHE, DcciDst::CACHELINE_OUT>(
+           global());
+     }},
     {"block that does not come",
      [](TPipe&) {
        if (GetBlockIdx() == 0) SyncAll();
@@ -149,11 +169,13 @@ extern "C" const char* twin_fault(const char* name, std::uint64_t seed) {
   asap::twin::Machine machine(seed);
   machine.memory().add(memory, sizeof(memory));
   try {
-    machine.add({name, 0, 0, -1, 2, {1, 0}, [kernel = kKernels.at(name)] {
-                   TPipe pipe;
-                   kernel(pipe);
-                 }});
-    machine.run(20'000);
+    for (int launch = 0; launch < 2; ++launch) {
+      machine.add({name, 0, 0, -1, 2, {1, 0}, [kernel = kKernels.at(name)] {
+                     TPipe pipe;
+                     kernel(pipe);
+                   }});
+    }
+    machine.run(100'000);
   } catch (const asap::twin::Fault& fault) {
     message = fault.what();
   }

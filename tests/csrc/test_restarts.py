@@ -243,6 +243,25 @@ def test_a_new_group_is_served_beside_the_rows_of_the_old_one(world: World) -> N
     np.testing.assert_array_equal(world.receive(4), tokens.expected)
 
 
+def test_a_new_group_waits_for_the_dead_ones_solo_message(world: World) -> None:
+    """It lies in both slots: until the devices have dropped it, slot 1 is not written to either."""
+    if world.kind.name == "nixl":
+        pytest.skip("a new rank has mirrors of its own there, in which nothing of a dead one lies")
+    world.send(world.tokens(SLOT_ROWS + 1))
+    world.restart_group(0)
+    tokens = world.tokens(4, seed=2)
+    with pytest.raises(PeerTimeout, match=r"for room on MoE device\(s\) 0, 1"):
+        world.send(tokens, slot=1, timeout_s=SHORT_S)
+    world.restart_group(0)
+    sending = Calling(lambda: world.send(tokens, slot=1))
+
+    for e in (0, 1):
+        world.serve(e)
+    sending.result()
+
+    np.testing.assert_array_equal(world.receive(4, slot=1), tokens.expected)
+
+
 @pytest.mark.parametrize(("e", "text"), [(2, "moe_device=2 is not in 0..1"), (-1, "moe_device=-1 is not in 0..1")])
 def test_only_a_device_that_is_there_is_replaced(e: int, text: str) -> None:
     """The error names the number and the range."""

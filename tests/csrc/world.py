@@ -19,7 +19,7 @@ from asap_ray.placement import Placement
 from asap_ray.spec import NUM_SLOTS, Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
 from tests.csrc.kinds import HostKind, Kind
 
-EPOCH = 7
+EPOCH = (3 << 32) + 7  # both halves of it count
 PATIENCE_S = 20.0
 SLOT_ROWS = 16
 
@@ -64,6 +64,7 @@ class World:
         tp: int = 1,
         moe_devices: int = 2,
         num_experts: int = 7,
+        hidden: int = 20,
         row_type: RowType = RowType.FLOAT32,
         compute_type: RowType = RowType.FLOAT32,
         combine: Combine = Combine.REDUCED,
@@ -72,7 +73,7 @@ class World:
     ) -> None:
         self.kind: Kind = kind or HostKind()
         self.instance = Instance(
-            model=ModelSpec(num_layers=4, hidden=20, num_experts=num_experts, top_k=3),
+            model=ModelSpec(num_layers=4, hidden=hidden, num_experts=num_experts, top_k=3),
             parallel=ParallelSpec(dp_groups=dp_groups, tp=tp, moe_devices=moe_devices),
             prefill=PrefillSpec(
                 max_tokens=NUM_SLOTS * SLOT_ROWS * tp,
@@ -145,11 +146,11 @@ class World:
             weights_SK=rng.choice(np.float32([0.5, 1.0]), (num_tokens, layout.top_k)),
         )
 
-    def send(self, tokens: Tokens, i: int = 0, j: int = 0, slot: int = 0, layer: int = 1) -> None:
+    def send(
+        self, tokens: Tokens, i: int = 0, j: int = 0, slot: int = 0, layer: int = 1, timeout_s: float = PATIENCE_S
+    ) -> None:
         hidden_SH = bits_of(tokens.hidden_SH, self.compute_type)
-        self.ranks[i][j].async_dispatch_send(
-            slot, layer, hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, PATIENCE_S
-        )
+        self.ranks[i][j].async_dispatch_send(slot, layer, hidden_SH, tokens.expert_ids_SK, tokens.weights_SK, timeout_s)
         self.kind.settle()
 
     def serve(self, e: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +80,9 @@ class LocalGroups:
                 spec=self.spec,
             ),
         )
+
+    def abort(self, group: int, request_ids: Sequence[str]) -> None:
+        """See `Groups`; prompts have one token here."""
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """See `Groups`."""

@@ -50,7 +50,7 @@ class EchoGroups:
     started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     num_finished: int = 0
     made: Counter[str] = field(default_factory=Counter)  # tokens, by request
-    aborted: set[tuple[int, str]] = field(default_factory=set)  # a group and a request that nobody waits for
+    aborted: dict[tuple[int, str], int] = field(default_factory=dict)  # by group and request, the tokens made before
     prompts: dict[str, bytes] = field(default_factory=dict)  # as far as their pieces have come
     pages: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (group, block) -> the tokens in it
 
@@ -73,7 +73,8 @@ class EchoGroups:
 
     def abort(self, group: int, request_ids: Sequence[str]) -> None:
         """See `Groups`."""
-        self.aborted |= {(group, request_id) for request_id in request_ids}
+        for request_id in request_ids:
+            self.aborted.setdefault((group, request_id), self.made[request_id])
 
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """See `Groups`; each pass takes one turn of the loop."""

@@ -171,19 +171,22 @@ void AttentionComm::refuse(const Status& status, const void* expert_ids) const {
   throw AclError(text("asap_plan refused token ", token, ", and nothing is wrong with it"));
 }
 
-// The devices that had no room in time.
-Peers AttentionComm::send(std::int64_t slot, const Targets& targets, double timeout_s) const {
+// The devices that had no room in time. From then on the others are known to hold nothing of a dead
+// incarnation.
+Peers AttentionComm::send(std::int64_t slot, const Targets& targets, double timeout_s) {
   const Slot& mine = slot_at(slot);
-  const auto statuses = lane_.run(
-      "asap_dispatch_send", num_blocks(layout_.moe_devices),
-      {layout_memory_.address(), mine.plan->address(), mine.rows, table_.address(),
-       abort_.address(), lane_.status(), id_.dp_group, id_.tp_rank, slot, id_.epoch,
-       static_cast<std::int64_t>(combine_), cycles(timeout_s), targets.devices, targets.empty});
+  const auto statuses =
+      lane_.run("asap_dispatch_send", num_blocks(layout_.moe_devices),
+                {layout_memory_.address(), mine.plan->address(), mine.rows, table_.address(),
+                 abort_.address(), lane_.status(), id_.dp_group, id_.tp_rank, slot, id_.epoch,
+                 static_cast<std::int64_t>(combine_), cycles(timeout_s), targets.devices,
+                 targets.empty, was_clear_});
   Peers left = 0;
   for (const Status& status : statuses) {
     if (status.code == kClosed) throw Closed(kClosedText);
     left |= status.value;
   }
+  was_clear_ |= targets.devices & ~left;
   return left;
 }
 

@@ -95,10 +95,10 @@ class AttentionComm {
   bool is_over(Deadline& deadline) const noexcept;
   void send_where_room(std::int64_t slot, const Deadline& deadline);
   void count_wait(Peers devices, double seconds);
-  Peers send(std::int64_t slot, const Targets& targets, double timeout_s) const;
+  Peers send(std::int64_t slot, const Targets& targets, double timeout_s);
   Status receive(std::int64_t slot, const void* out, const Deadline& deadline);
   Peers take_last_reply(std::int64_t slot, std::int64_t moe_device) const;
-  void send_again(std::int64_t slot, std::int64_t moe_device, Peers owing) const;
+  void send_again(std::int64_t slot, std::int64_t moe_device, Peers owing);
   std::string who(std::int64_t slot) const;
   int num_blocks(std::int64_t wanted) const;
 
@@ -108,6 +108,7 @@ class AttentionComm {
   // Held for each launch, never between two: `replace_device` changes what a launch works with.
   TurnMutex mutex_;
   std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;
+  Peers was_clear_ = 0;  // of what a dead incarnation left
   const RankId id_;
   const RowType row_type_;
   const Combine combine_;

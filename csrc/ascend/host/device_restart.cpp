@@ -14,6 +14,7 @@ void AttentionComm::replace_device(std::int64_t moe_device, std::shared_ptr<Shar
     const std::lock_guard lock(mutex_);
     moe_buffers_[static_cast<std::size_t>(moe_device)].swap(buffer);
     table_.put(&address, sizeof(address), moe_device * 8);
+    was_clear_ |= 1 << moe_device;  // its buffer is new
     for (std::int64_t slot = 0; slot < kNumSlots; ++slot) {
       if (slot_at(slot).sequence == 0) continue;
       send_again(slot, moe_device, take_last_reply(slot, moe_device));
@@ -33,7 +34,7 @@ Peers AttentionComm::take_last_reply(std::int64_t slot, std::int64_t moe_device)
 
 // Rules 3 and 4, steps 2 to 4 of async-dispatch-send. The plan and the rows are still in this
 // rank's own memory: that of the dead device may be gone with it.
-void AttentionComm::send_again(std::int64_t slot, std::int64_t moe_device, Peers owing) const {
+void AttentionComm::send_again(std::int64_t slot, std::int64_t moe_device, Peers owing) {
   const Peers device = 1 << moe_device;
   const bool was_sent = (slot_at(slot).unsent & device) == 0;
   const bool is_owed = (owing & device) != 0;

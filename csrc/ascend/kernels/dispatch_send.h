@@ -13,6 +13,7 @@ struct DispatchSendCall {
   int64_t dp_group, tp_rank, slot, epoch, combine, timeout_cycles;
   int64_t devices;  // mask of those that have not got this message yet
   int64_t empty;    // mask of those to which it says that there are no rows
+  int64_t clear;    // mask of those where nothing of a dead incarnation lies
 };
 
 class DispatchSend {
@@ -42,14 +43,25 @@ class DispatchSend {
   }
 
  private:
+  // Step 1 of async-dispatch-send (3.2.1). A solo message lies in both slots: before its first one
+  // a rank waits until whatever a dead incarnation sent is out of either. From then on it knows
+  // what it has sent itself.
+  __aicore__ inline bool has_room(const MoEView& moe, int64_t e) const {
+    const bool was_clear = (call_.clear & 1 << e) != 0;
+    for (int64_t each = 0; each < kNumSlots; ++each) {
+      if (was_clear && each != call_.slot) continue;
+      if (!has_credit(moe, call_.dp_group, each, 1 << call_.tp_rank)) return false;
+    }
+    return true;
+  }
+
   // The devices that had room; they do not wait for the others.
   __aicore__ inline int32_t serve_ready(int32_t pending) {
     int32_t served = 0;
     for (int64_t e = 0; e < l_.moe_devices; ++e) {
       if ((pending & 1 << e) == 0) continue;
       const MoEView moe{l_, address_at(call_.moe_buffers, e)};
-      // Step 1 of async-dispatch-send (3.2.1).
-      if (!has_credit(moe, call_.dp_group, call_.slot, 1 << call_.tp_rank)) continue;
+      if (!has_room(moe, e)) continue;
       const Message message = moe.message(call_.dp_group, call_.tp_rank, call_.slot);
       const bool is_empty = (call_.empty & 1 << e) != 0;
       if (!is_empty) write_rows(message, e);

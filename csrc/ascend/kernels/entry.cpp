@@ -36,9 +36,9 @@ extern "C" __global__ __aicore__ __vector__ void asap_plan(GM_ADDR layout, GM_AD
 extern "C" __global__ __aicore__ __vector__ void asap_dispatch_send(
     GM_ADDR layout, GM_ADDR plan, GM_ADDR hidden, GM_ADDR moe_buffers, GM_ADDR abort,
     GM_ADDR status, int64_t dp_group, int64_t tp_rank, int64_t slot, int64_t epoch, int64_t combine,
-    int64_t timeout_cycles, int64_t devices, int64_t empty) {
+    int64_t timeout_cycles, int64_t devices, int64_t empty, int64_t clear) {
   asap::DispatchSend({layout, plan, hidden, moe_buffers, abort, status, dp_group, tp_rank, slot,
-                      epoch, combine, timeout_cycles, devices, empty})
+                      epoch, combine, timeout_cycles, devices, empty, clear})
       .run();
 }
 

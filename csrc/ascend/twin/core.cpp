@@ -181,9 +181,7 @@ void Core::finish() {
   barrier(PIPE_ALL);
   if (!flags_.empty()) throw Fault("SetFlag without WaitFlag at the end of the kernel");
   if (adds) throw Fault("SetAtomicAdd is still on at the end of the kernel");
-  if (cache.is_written()) {
-    throw Fault("dirty data cache at the end of the kernel: a scalar write was never cleaned");
-  }
+  cache.require_clean();
 }
 
 std::string Core::text() const {

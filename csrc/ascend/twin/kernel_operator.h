@@ -229,7 +229,9 @@ void DataCacheCleanAndInvalid(const GlobalTensor<T>& tensor) {
 }
 
 template <MemDsbT kind>
-void DataSyncBarrier() {}
+void DataSyncBarrier() {
+  if (kind == MemDsbT::ALL || kind == MemDsbT::DDR) twin::this_core().cache.await_clean();
+}
 
 }  // namespace AscendC
 

@@ -92,6 +92,17 @@ void Machine::start() {
     if (!fit(used, wanted)) continue;  // until another stream lets its cores go
     used = {used.vector + wanted.vector, used.cube + wanted.cube};
     running_[stream] = std::make_unique<Grid>(next, random_(), memory_, now_);
+    warm_up(*running_[stream]);
+  }
+}
+
+// Its blocks run on any cores that are free, whose caches have what earlier launches left.
+void Machine::warm_up(Grid& grid) {
+  std::vector<DataCache::Lines>& caches = caches_[grid.launch.device];
+  for (std::size_t b = 0; b < grid.num_blocks() && !caches.empty(); ++b) {
+    std::swap(caches[random_() % caches.size()], caches.back());
+    grid.core(b).cache.start_with(std::move(caches.back()));
+    caches.pop_back();
   }
 }
 
@@ -102,6 +113,9 @@ void Machine::retire() {
     const Cores freed = times(grid->launch.per_block, grid->launch.num_blocks);
     Cores& used = in_use_[grid->launch.device];
     used = {used.vector - freed.vector, used.cube - freed.cube};
+    for (std::size_t b = 0; b < grid->num_blocks(); ++b) {
+      caches_[grid->launch.device].push_back(grid->core(b).cache.take_lines());
+    }
     is_over_[static_cast<std::size_t>(streams_[stream].front().first)] = true;
     streams_[stream].pop_front();
     return true;

@@ -69,6 +69,7 @@ class Machine {
   using Stream = std::pair<int, int>;  // device, number
   void start();
   void retire();
+  void warm_up(Grid& grid);
   std::string text() const;
 
   GlobalMemory memory_;
@@ -77,7 +78,8 @@ class Machine {
   std::map<Stream, std::deque<std::pair<int, Launch>>> streams_;  // with their numbers
   std::vector<bool> is_over_;                                     // per launch
   std::map<Stream, std::unique_ptr<Grid>> running_;
-  std::map<int, Cores> in_use_;  // per device
+  std::map<int, Cores> in_use_;                          // per device
+  std::map<int, std::vector<DataCache::Lines>> caches_;  // per device: of cores that are free
 };
 
 // The core whose program is running, and the launch it belongs to.

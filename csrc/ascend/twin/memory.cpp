@@ -60,17 +60,24 @@ void DataCache::clean_and_invalidate(const void* address) {
   const auto begin = reinterpret_cast<std::uintptr_t>(address) / kLineBytes * kLineBytes;
   const auto entry = lines_.find(begin);
   if (entry == lines_.end()) return;
+  is_cleaning_ |= entry->second.is_written;
   write_back(begin, entry->second);
   lines_.erase(entry);
 }
 
 void DataCache::clean_and_invalidate_all() {
-  for (auto& [begin, line] : lines_) write_back(begin, line);
+  for (auto& [begin, line] : lines_) {
+    is_cleaning_ |= line.is_written;
+    write_back(begin, line);
+  }
   lines_.clear();
 }
 
-bool DataCache::is_written() const {
-  return std::ranges::any_of(lines_, [](const auto& entry) { return entry.second.is_written; });
+void DataCache::require_clean() const {
+  if (is_cleaning_) throw Fault("data cache cleaned, and no DataSyncBarrier awaits it");
+  if (std::ranges::any_of(lines_, [](const auto& entry) { return entry.second.is_written; })) {
+    throw Fault("dirty data cache at the end of the kernel: a scalar write was never cleaned");
+  }
 }
 
 }  // namespace asap::twin
