@@ -16,6 +16,7 @@ from asap_ray.whole_file import write_whole
 
 def placement(
     counts: Annotated[Path, typer.Option(help="Rows by expert: JSON, or a metrics page with asap_expert_rows.")],
+    experts: Annotated[int, typer.Option(help="Experts of a layer; those without a count had no rows.", min=1)],
     ep: Ep = 2,
     redundant: Annotated[int, typer.Option(help="Places beyond one an expert.", min=0)] = 0,
     out: Annotated[Path, typer.Option(help="File to write, for `placement` of a configuration.")] = Path(
@@ -26,15 +27,15 @@ def placement(
     from asap_ray.evaluation.places import place, read_counts
     from asap_ray.placement import contiguous
 
-    counts_X = read_counts(counts)
+    counts_X = read_counts(counts, experts)
     placed = place(counts_X, ep, redundant)
     plain = contiguous(len(counts_X), ep)
     table = Table(title=f"{len(counts_X)} experts in {placed.num_places} places; rows over the mean device's")
     for column in ("MoE device", "in order of ids", "placed", "experts that are elsewhere too"):
         table.add_column(column, justify="right")
     loads = zip(plain.loads(counts_X), placed.loads(counts_X), placed.experts, strict=True)
-    for e, (before, after, experts) in enumerate(loads):
-        shared = sum(placed.expert_of_place.count(x) > 1 for x in experts)
+    for e, (before, after, mine) in enumerate(loads):
+        shared = sum(placed.expert_of_place.count(x) > 1 for x in mine)
         table.add_row(str(e), f"{before:.2f}", f"{after:.2f}", str(shared))
     console = Console(highlight=False)
     console.print(table)

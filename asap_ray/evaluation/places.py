@@ -19,11 +19,13 @@ from asap_ray.placement import Placement, split
 _SAMPLE: Final = re.compile(r'^(?:ray_)?asap_expert_rows(?:_total)?\{[^}]*\bexpert="(\d+)"[^}]*\} (\S+)', re.MULTILINE)
 
 
-def read_counts(path: Path) -> list[float]:
+def read_counts(path: Path, num_experts: int) -> list[float]:
     """Rows by expert: JSON by expert, or by layer and expert, or what a metrics page says of `asap_expert_rows`.
 
+    A page says nothing of an expert that was never asked: it had none.
+
     Raises:
-        ConfigError: not such a file.
+        ConfigError: not such a file, or one of more experts.
     """
     try:
         text = path.read_text()
@@ -35,8 +37,10 @@ def read_counts(path: Path) -> list[float]:
         counts_X = counts_X.sum(axis=0)
     if counts_X.ndim != 1 or not counts_X.size or not np.isfinite(counts_X).all() or counts_X.min() < 0:
         raise ConfigError(f"expert counts {str(path)!r} must be numbers >= 0, by expert or by layer and expert")
+    if len(counts_X) > num_experts:
+        raise ConfigError(f"expert counts {str(path)!r} are of {len(counts_X)} experts; the model has {num_experts}")
     counts: list[float] = counts_X.tolist()
-    return counts
+    return counts + [0.0] * (num_experts - len(counts))
 
 
 def _of_page(text: str) -> list[float]:

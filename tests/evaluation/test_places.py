@@ -70,7 +70,7 @@ def test_counts_by_layer_are_added(tmp_path: Path) -> None:
     """One placement serves all layers."""
     (tmp_path / "counts.json").write_text(json.dumps([[1, 2, 3], [10, 20, 30]]))
 
-    assert read_counts(tmp_path / "counts.json") == [11, 22, 33]
+    assert read_counts(tmp_path / "counts.json", 3) == [11, 22, 33]
 
 
 def test_counts_of_a_metrics_page_are_added_over_devices(tmp_path: Path) -> None:
@@ -83,13 +83,15 @@ def test_counts_of_a_metrics_page_are_added_over_devices(tmp_path: Path) -> None
         'ray_asap_expert_calls_total{app="asap",moe_device="1"} 3.0\n'
     )
 
-    assert read_counts(tmp_path / "page") == [5, 0, 17]
+    assert read_counts(tmp_path / "page", 4) == [5, 0, 17, 0]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "[[]]", "[1, -1]", "[NaN]", '["a"]', "[[1], [1, 2]]", "3", "[1e999]"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "[[]]", "[1, -1]", "[NaN]", '["a"]', "[[1], [1, 2]]", "3", "[1, 2, 3, 4]", "[1e999]"]
+)
 def test_what_are_no_counts_is_refused(tmp_path: Path, text: str) -> None:
     """With the name of the file."""
     (tmp_path / "counts.json").write_text(text)
 
     with pytest.raises(ConfigError, match=r"expert counts .*counts\.json"):
-        read_counts(tmp_path / "counts.json")
+        read_counts(tmp_path / "counts.json", 3)
