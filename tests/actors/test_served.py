@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -208,6 +209,39 @@ def duty_rows(served: Served) -> int:
     """Tokens attended so far, summed over layers and groups."""
     totals = httpx.get(f"{served.url}/duty", timeout=10).json()
     return sum(each["num_rows"] for name, each in totals.items() if "attention" in name)
+
+
+@pytest.mark.parametrize(
+    ("begun", "status"),
+    [
+        pytest.param("gcs_server", signal.SIGTERM, marks=pytest.mark.thorough, id="ray"),  # Ray's own handler says so
+        pytest.param("ray::ServeController", 0, marks=pytest.mark.thorough, id="serve"),
+        pytest.param("ray::ServeReplica:asap", 0, id="frontend"),
+    ],
+)
+def test_sigterm_while_it_starts_ends_all_that_was_begun(
+    tiny_model: Path, tmp_path: Path, begun: str, status: int
+) -> None:
+    """As soon as there is such a process: the command ends, says nothing of being ready, and leaves no process."""
+    served = Served(tiny_model, tmp_path / "log")
+    try:
+        assert eventually(lambda: any(begun in title for title in titles(served.process.pid).values()))
+        below = list(titles(served.process.pid))
+        served.process.send_signal(signal.SIGTERM)
+
+        assert (served.process.wait(timeout=PATIENCE_S), "ready" in served.log.read_text()) == (status, False)
+        assert eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in below))
+    finally:
+        served.kill_everything()
+
+
+def titles(pid: int) -> dict[int, str]:
+    """Of every process below one, by number."""
+    found = {}
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            found[child] = Path(f"/proc/{child}/cmdline").read_text()
+    return found
 
 
 @pytest.mark.thorough
