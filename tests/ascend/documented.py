@@ -115,24 +115,13 @@ def fused_infer_attention_score(
     scale: float = 1.0,
     atten_mask: torch.Tensor | None = None,
     sparse_mode: int = 0,
-    **pages: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator of inference: 16-bit types, keys and values of one width; with rotated parts, latents in pages."""
+    """The operator of inference: 16-bit types, keys and values of one width."""
     assert query.dtype in (torch.bfloat16, torch.float16)
     assert key.shape == value.shape
     assert (input_layout, num_heads, num_key_value_heads) == ("BNSD", query.shape[1], key.shape[1])
     mask = {"atten_mask": atten_mask, "sparse_mode": sparse_mode}
-    if pages:
-        key, value, rope = (_in_pages(each, pages) for each in (key, value, pages["key_rope"]))
-        query, key = torch.cat((query, pages["query_rope"]), -1), torch.cat((key, rope), -1)
     return _attention(query, key, value, scale, mask), torch.empty(0)
-
-
-def _in_pages(pages_b1tX: torch.Tensor, table: dict[str, Any]) -> torch.Tensor:
-    assert table["block_table"].dtype is torch.int32
-    assert pages_b1tX.shape[1:3] == (1, table["block_size"])
-    (num_keys,) = table["actual_seq_lengths_kv"]
-    return pages_b1tX[table["block_table"][0]].flatten(0, 2)[None, None, :num_keys]
 
 
 def grouped_matmul(

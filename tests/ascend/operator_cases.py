@@ -70,11 +70,6 @@ def _padded(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Ten
     return gqa.attend(query_nND, key_GmD, value_GmD)[..., : value_GmV.shape[-1]]
 
 
-def _latents(query_nNW: torch.Tensor, kept_1mW: torch.Tensor) -> torch.Tensor:
-    scaled_nNW, wide_1mW = query_nNW.float() * query_nNW.shape[-1] ** 0.5, kept_1mW.float()
-    return gqa.attend(scaled_nNW, wide_1mW, wide_1mW)[..., :512].to(query_nNW.dtype)
-
-
 def _of_both_types(dtype: torch.dtype) -> dict[str, Case]:
     """The cases of one type."""
     norm: dict[str, Any] = {"eps": 1e-6, "dtype": dtype}
@@ -102,7 +97,5 @@ def _of_both_types(dtype: torch.dtype) -> dict[str, Case]:
 CASES = {
     **{f"{name}-float32": case for name, case in _of_both_types(torch.float32).items()},
     **{f"{name}-bfloat16": case for name, case in _of_both_types(torch.bfloat16).items()},
-    "latents_of_one": Case(operators.attend_latents, _latents, ((1, 32, 576), (1, 150, 576)), torch.bfloat16),
-    "latents_of_four": Case(operators.attend_latents, _latents, ((4, 8, 576), (1, 9, 576)), torch.bfloat16),
     "narrow_values-float32": Case(operators.attend, _padded, ((4, 2, 16), (2, 9, 16), (2, 9, 10)), torch.float32),
 }

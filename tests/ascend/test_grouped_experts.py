@@ -43,7 +43,9 @@ def test_results_are_those_of_the_cpu(most_experts: int, dtype: torch.dtype, mon
     item = SimpleNamespace(num_rows=7, rows_at=rows_RH.data_ptr(), results_at=results_RH.data_ptr())
     die = SimpleNamespace(copy=ctypes.memmove)
 
-    drive(GroupedExperts(die, gate_up_LEJH, down_LEHI).super_kernel(1, item, num_rows_E))
+    drive(
+        GroupedExperts(die, gate_up_LEJH.mT.contiguous(), down_LEHI.mT.contiguous()).super_kernel(1, item, num_rows_E)
+    )
 
     expected_RH = drive(ExpertStage(gate_up_LEJH, down_LEHI).super_kernel(1, rows_RH, num_rows_E))
     torch.testing.assert_close(results_RH, expected_RH, rtol=2e-2, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)

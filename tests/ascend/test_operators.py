@@ -35,16 +35,6 @@ def test_counts_of_another_type_are_refused() -> None:
         operators.grouped_experts(torch.ones(1, 2), torch.tensor([1]).int(), torch.ones(1, 2, 4), torch.ones(1, 2, 2))
 
 
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [((1, 32, 24), "24 dimensions"), ((17, 32, 576), "17 new tokens"), ((1, 12, 576), "12 heads")],
-)
-def test_latents_of_other_sizes_are_refused(shape: tuple[int, int, int], words: str) -> None:
-    """The operator has one size of latents, up to 16 tokens, and powers of two of heads."""
-    with pytest.raises(ConfigError, match=words):
-        operators.attend_latents(torch.ones(shape), torch.ones(1, 20, shape[-1]))
-
-
 @pytest.mark.parametrize("name", operators.REFERENCES)
 def test_every_operator_names_the_function_it_stands_for(name: str) -> None:
     """Both exist."""

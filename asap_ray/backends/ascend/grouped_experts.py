@@ -19,11 +19,11 @@ MOST_EXPERTS: Final = 128
 class GroupedExperts:
     """`MoEStage` over items of the die; four launches a layer at least, from the host, unlike 3.4.2."""
 
-    def __init__(self, die: Any, gate_up_LEJH: torch.Tensor, down_LEHI: torch.Tensor) -> None:
-        """Weights as checkpoints have them, on the die."""
+    def __init__(self, die: Any, gate_up_LEHJ: torch.Tensor, down_LEIH: torch.Tensor) -> None:
+        """Weights on the die, each [in, out], rows side by side: transposed there they would need twice their room."""
         self._die = die
-        self._gate_up_LEHJ = gate_up_LEJH.mT.contiguous()
-        self._down_LEIH = down_LEHI.mT.contiguous()
+        self._gate_up_LEHJ = gate_up_LEHJ
+        self._down_LEIH = down_LEIH
 
     async def super_kernel(self, layer: int, rows_RH: Any, num_rows_E: torch.Tensor) -> Any:
         """See `MoEStage`; rows are an item, and results go where it has room for them."""

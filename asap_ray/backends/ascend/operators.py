@@ -4,7 +4,7 @@ Same arguments, same results, tensors of a die. `REFERENCES` names the CPU's fun
 """
 
 # Shapes: S tokens, H hidden, N query heads, G key-value heads, D head_dim, V width of a value, F = rotated dims / 2,
-#         n new tokens of m, C latent, P rotated part of a key, R rows grouped by E experts, I intermediate, J = 2 I.
+#         n new tokens of m, R rows grouped by E experts, I intermediate, J = 2 I.
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ REFERENCES: Final = {
     "rotate_": "asap_ray.models.rope.rotate_",
     "rotate_pairs_": "asap_ray.models.rope.rotate_pairs_",
     "attend": "asap_ray.models.gqa.attend",
-    "attend_latents": "asap_ray.models.mla.LatentAttention._attend_latents",
     "grouped_experts": "asap_ray.models.experts.ExpertStage.super_kernel",
 }
 
@@ -33,13 +32,6 @@ _CAUSAL_AT_THE_END: Final = 3
 
 _WIDEST_HEAD: Final = 512
 """Of the operator of inference."""
-
-_LATENT_DIM: Final = 512
-_ROTATED_DIM: Final = 64
-_PAGE_TOKENS: Final = 128
-_MAX_NEW: Final = 16
-_MAX_HEADS: Final = 128
-"""Of the attention over latents: what its documentation allows; heads are a power of two."""
 
 _ONE_RESULT: Final = 3
 """`split_item`: one tensor of all groups."""
@@ -104,59 +96,6 @@ def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tens
         )[0]
     out_NnV: torch.Tensor = out_1NnV[0]
     return out_NnV.transpose(0, 1)
-
-
-def attend_latents(query_nNW: torch.Tensor, kept_1mW: torch.Tensor) -> torch.Tensor:
-    """Each head's mix of the latents [n, N, C], for a decode step; the middle of `LatentAttention._attend_latents`.
-
-    `npu_fused_infer_attention_score` with the rotated parts beside the latents, which it reads in pages: they are
-    copied to pages here.
-
-    Args:
-        query_nNW: of `absorb`: its products with what is kept are the softmax's arguments. 16-bit.
-        kept_1mW: latents and rotated keys of all m tokens, the n new ones at the end.
-
-    Raises:
-        ConfigError: sizes that the operator has not.
-    """
-    num_new, num_heads, width = query_nNW.shape
-    if width != _LATENT_DIM + _ROTATED_DIM:
-        raise ConfigError(f"latents and rotated keys have {width} dimensions, the operator {_LATENT_DIM} + 64")
-    if num_new > _MAX_NEW:
-        raise ConfigError(f"{num_new} new tokens at once, the operator takes {_MAX_NEW}")
-    if num_heads > _MAX_HEADS or num_heads & (num_heads - 1):
-        raise ConfigError(f"{num_heads} heads on a rank, the operator takes powers of two up to {_MAX_HEADS}")
-    num_keys = kept_1mW.shape[1]
-    num_pages = -(-num_keys // _PAGE_TOKENS)
-    pages = kept_1mW.new_zeros(num_pages * _PAGE_TOKENS, width)
-    pages[:num_keys] = kept_1mW[0]
-    pages_b1tW = pages.view(num_pages, 1, _PAGE_TOKENS, width)
-    latent_b1tC, rotated_b1tP = _parts(pages_b1tW)
-    query_1NnC, query_1NnP = _parts(query_nNW.transpose(0, 1)[None])
-    mask: dict[str, Any] = {}
-    if num_new > 1:
-        mask = {"atten_mask": _mask(query_nNW.device), "sparse_mode": _CAUSAL_AT_THE_END}
-    out_1NnC = torch.ops.npu.npu_fused_infer_attention_score(
-        query_1NnC,
-        latent_b1tC,
-        latent_b1tC,
-        query_rope=query_1NnP,
-        key_rope=rotated_b1tP,
-        block_table=torch.arange(num_pages, dtype=torch.int32).to(query_nNW.device)[None],
-        block_size=_PAGE_TOKENS,
-        actual_seq_lengths_kv=[num_keys],
-        num_heads=num_heads,
-        num_key_value_heads=1,
-        input_layout="BNSD",
-        **mask,
-    )[0]
-    out_NnC: torch.Tensor = out_1NnC[0]
-    return out_NnC.transpose(0, 1)
-
-
-def _parts(both_W: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Latents and rotated parts, each packed."""
-    return both_W[..., :_LATENT_DIM].contiguous(), both_W[..., _LATENT_DIM:].contiguous()
 
 
 def grouped_experts(

@@ -57,11 +57,6 @@ def register(endpoint: Any) -> int:
     return number
 
 
-def forget(number: int) -> None:
-    """Let go of an endpoint."""
-    del _endpoints[number]
-
-
 def _anchor(like: torch.Tensor) -> torch.Tensor:
     return like.new_empty(1, dtype=torch.int8)
 

@@ -40,6 +40,25 @@ def require_device(config: ServeConfig) -> None:
         ConfigError: the text says what is missing.
     """
     require(config.kernels)
+    _on_die(config)
+
+
+def _on_die(config: ServeConfig) -> bool:
+    """Whether attention computes on the die.
+
+    Raises:
+        ConfigError: the configuration asks for what goes only with torch-npu, or only without.
+    """
+    if not importlib.util.find_spec("torch_npu"):
+        if config.expert_kernel == "grouped_matmul":
+            raise ConfigError("expert_kernel='grouped_matmul' needs torch-npu: pip install 'asap-ray[ascend]'")
+        return False
+    if config.nixl_peer:
+        raise ConfigError(
+            f"nixl_peer={config.nixl_peer!r} with device='npu' and torch-npu: KV pages are on the dies, and a decode "
+            "instance pulls pages of host memory only (docs/limits.md)"
+        )
+    return True
 
 
 def open_ports(config: ServeConfig) -> AscendPorts:
@@ -49,15 +68,8 @@ def open_ports(config: ServeConfig) -> AscendPorts:
         ConfigError: there is none; the text says what is missing.
     """
     die = open_die(config.kernels)
-    if not importlib.util.find_spec("torch_npu"):
-        if config.expert_kernel == "grouped_matmul":
-            raise ConfigError("expert_kernel='grouped_matmul' needs torch-npu: pip install 'asap-ray[ascend]'")
+    if not _on_die(config):
         return AscendPorts(die)
-    if config.nixl_peer:
-        raise ConfigError(
-            f"nixl_peer={config.nixl_peer!r} with device='npu' and torch-npu: KV pages are on the dies, and a decode "
-            "instance pulls pages of host memory only (docs/limits.md)"
-        )
     importlib.import_module("torch_npu")  # where it does not load itself with torch
     return TensorPorts(die)
 
@@ -167,7 +179,7 @@ class TensorPorts(AscendPorts):
         if config.expert_kernel == "super_kernel":
             return super().experts(config, model, instance, moe_device)
         weights = model.expert_weights(instance.experts_of(moe_device), DTYPES[config.compute_type])
-        return GroupedExperts(self._die, *(each.to(DEVICE) for each in weights))
+        return GroupedExperts(self._die, *(each.mT.contiguous().to(DEVICE) for each in weights))
 
     def _tensor_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
         return TensorComm(DieEndpoint(native, self._die), layout.hidden, dtype, deadline_s)
