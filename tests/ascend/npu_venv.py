@@ -97,7 +97,7 @@ def fake_toolkit() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """As set_env.sh of a toolkit leaves it."""
+    """As set_env.sh of a toolkit leaves it; what has no kernel for dies raises, it does not run on the host."""
     folder = fake_toolkit()
     return {
         **os.environ,
@@ -105,6 +105,7 @@ def environment() -> dict[str, str]:
         "ASCEND_OPP_PATH": str(folder.parent / "opp"),
         "LD_LIBRARY_PATH": str(folder),
         "PYTHONPATH": str(ROOT),
+        "TORCH_NPU_FALLBACK_CPU_DISABLE": "1",
     }
 
 

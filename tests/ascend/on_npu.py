@@ -100,6 +100,14 @@ def called() -> list[str]:
     return names.decode().split()
 
 
+def without_kernel() -> str:
+    """What an operator says that the wheel has no kernel of a die for."""
+    try:
+        return str(torch.ones(3).to("npu").lgamma().cpu())
+    except RuntimeError as error:
+        return type(error).__name__
+
+
 def refused() -> str:
     """What an operator says that neither the fake nor we have; the last thing, since it ends the queue."""
     try:
@@ -117,6 +125,7 @@ if __name__ == "__main__":
         "unequal_aten": unequal_aten(),
         "called": called(),
         "difference": difference(*map(Path, sys.argv[1:])),
+        "without_kernel": without_kernel(),
         "refused": refused(),
     }
     Path(os.environ["ASAP_FOUND"]).write_text(json.dumps(found))

@@ -63,6 +63,11 @@ def test_every_operator_of_the_fake_has_run(found: dict[str, Any]) -> None:
     assert operators() - {*found["called"]} == {"GroupedMatmulV4"}
 
 
+def test_an_operator_without_a_kernel_is_an_error(found: dict[str, Any]) -> None:
+    """The wheel does not compute it on the host unseen."""
+    assert found["without_kernel"].endswith("Error")
+
+
 def test_what_the_fake_lacks_is_an_error(found: dict[str, Any]) -> None:
     """An operator of CANN's closed libraries fails; it does not return zeros."""
     assert found["refused"] == "RuntimeError"
