@@ -73,8 +73,12 @@ class Answers:
 
     def give(
         self, tokens: Sequence[Token], *, is_first: bool, hand_off: Callable[[Waiter, TokenEvent], TokenEvent]
-    ) -> None:
-        """Tokens of one pass to whoever waits for them, through `hand_off` if a decode instance goes on."""
+    ) -> list[str]:
+        """Tokens of one pass to whoever waits for them, through `hand_off` if a decode instance goes on.
+
+        Returns:
+            The requests that nobody waits for, though more of their tokens follow.
+        """
         for token in tokens:
             if client := self._waiting.get(token.request_id):
                 event = client.event(token, is_first=is_first)
@@ -82,6 +86,7 @@ class Answers:
                 self._metrics.answered(client, event)
                 if token.finish_reason:
                     del self._waiting[token.request_id]
+        return [t.request_id for t in tokens if not t.finish_reason and t.request_id not in self._waiting]
 
 
 async def next_token(events: Events, deadline_s: float) -> TokenEvent:

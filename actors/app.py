@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import fastapi
@@ -23,16 +24,16 @@ from asap_ray.actors.http_errors import error_of
 from asap_ray.actors.nixl_channel import libraries
 from asap_ray.actors.placement import running_in_app
 from asap_ray.actors.prefill_instance import PrefillInstance
-from asap_ray.actors.served_model import served_model
+from asap_ray.actors.pulse import Pulse
+from asap_ray.actors.served_model import ServedModel, served_model
 from asap_ray.actors.service import PrefillService
 from asap_ray.actors.stragglers import watch_stragglers
 from asap_ray.actors.timeline import timeline_route
-from asap_ray.backends.host import instance_of
+from asap_ray.actors.tokenizer import load_tokenizer
 from asap_ray.batch import Request
 from asap_ray.config import config_from, config_to
 from asap_ray.errors import AsapError, ConfigError, DeviceLost
 from asap_ray.messages import Answered, decode, encode
-from asap_ray.models.model import load_model
 from asap_ray.scheduler.policies import policy_of
 from asap_ray.scheduler.shares import tokens
 
@@ -54,17 +55,20 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     Raises:
         ConfigError: a field is wrong or the checkpoint is not served; nothing was started.
     """
+    from asap_ray.backends.host import instance_of  # noqa: PLC0415 - these take torch along: two seconds that a
+    from asap_ray.models.model import load_model  # noqa: PLC0415 - replica, which computes nothing, does without
+
     config = config_from(args)
     if ":" in config.name:
         raise ConfigError(f"name={config.name!r} must not have a colon, which its instances and their actors have")
-    served_model(config)
+    model = served_model(config)
     policy_of(config.policy, config.prefill, tokens)
     instance_of(config, load_model(config.model))
     if config.nixl_peer:
         libraries(config.nixl_peer)
     frontend: Any = Frontend  # what the decorators made of it
     deployment = frontend.options(graceful_shutdown_timeout_s=2 * config.prefill.deadline_s + _STOP_S)
-    application: serve.Application = deployment.bind(config_to(config))
+    application: serve.Application = deployment.bind(config_to(config), dataclasses.replace(model, tokenizer=None))
     return application
 
 
@@ -78,23 +82,33 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 )
 @serve.ingress()
 class Frontend:
-    """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md)."""
+    """Ingress and scheduler in one replica: a second hop would cost more than a layer (docs/serving.md).
 
-    def __init__(self, args: dict[str, Any]) -> None:
+    It loads no torch, so that its successor is there soon when it is killed (docs/failures.md).
+    """
+
+    def __init__(self, args: dict[str, Any], model: ServedModel) -> None:
+        """Begin to start or find the devices.
+
+        Args:
+            args: as `build_app` was given.
+            model: what the application was deployed with, without its tokenizer.
+        """
         config = config_from(args)  # on the replica's event loop
         key_required(config.api_key_from)  # refused before a device starts
+        model = dataclasses.replace(model, tokenizer=load_tokenizer(Path(config.model)))
         self._devices = Devices(partial(running_in_app, config.name))
         self._config = dataclasses.replace(config, name=Claims(config.name).take(own_name()))
         self._is_alone = serve.get_replica_context().world_size == 1
         self._has_started = asyncio.Event()  # or failed to
-        self._instance = PrefillInstance(self._config)
-        model = served_model(self._config)
+        self._instance = PrefillInstance(self._config, model)
         self._metrics = FrontendMetrics(self._config, model.name, RayExporter(app=self._config.name))
         self._service = PrefillService(self._config, model, self._instance, self._metrics)
         self._failure = ""
+        self._pulse = asyncio.create_task(Pulse(own_name()).run())
         self._life = asyncio.create_task(self._live())
         self._reports = asyncio.create_task(self._report())
-        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.duty, self._metrics.slowness))
+        self._stragglers = asyncio.create_task(watch_stragglers(self._instance.paces, self._metrics.slowness))
 
     def __serve_build_asgi_app__(self) -> fastapi.FastAPI:
         api = build_api(self._service)
@@ -155,6 +169,7 @@ class Frontend:
         await self._service.close()
         await self._service.hand_off.close()
         await self._instance.stop()
+        self._pulse.cancel()
 
     async def _live(self) -> None:
         try:

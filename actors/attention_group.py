@@ -19,13 +19,9 @@ from asap_ray.actors.loop import Loop
 from asap_ray.actors.page_owner import Key, PageOwner
 from asap_ray.actors.placement import RESOURCE, bundle, settled
 from asap_ray.backends.door import Door, FollowedDoor
-from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store, open_store
-from asap_ray.backends.host import HostAttention
-from asap_ray.backends.ports import open_ports
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Events, Registrations, decode, encode
-from asap_ray.models.model import load_model
 from asap_ray.protocol import BatchQueue, Collective
 from asap_ray.totals import GroupTotals
 from asap_ray.tracks import Timeline
@@ -37,6 +33,11 @@ class GroupRank:
     """TP rank j of DP group i. As an actor of its own (j > 0) it follows rank 0's admissions."""
 
     def __init__(self, config: bytes, group: int, rank: int, port: int, epoch: int) -> None:
+        # Here, as a frontend that attaches loads this class, and is to be quick: torch takes two seconds.
+        from asap_ray.backends.host import HostAttention  # noqa: PLC0415
+        from asap_ray.backends.ports import open_ports  # noqa: PLC0415
+        from asap_ray.models.model import load_model  # noqa: PLC0415
+
         served = decode(ServeConfig, config)
         self.collective = _collective(served, rank, port)
         model = load_model(served.model)
@@ -80,6 +81,10 @@ class GroupRank:
         """Totals of this rank's compute stream."""
         return encode(self._attention.duty)
 
+    def pace(self) -> bytes:
+        """What layers took this rank, by their size (`Pace`)."""
+        return encode(self._attention.pace.copy())
+
     def timeline(self, last_s: float) -> bytes:
         """The spans of this rank in the last seconds (`Timeline`)."""
         return encode(self._attention.timeline(last_s))
@@ -99,6 +104,8 @@ class AttentionGroup:
     """The actor of DP group i: rank 0, the group's door, and the owner of its other ranks."""
 
     def __init__(self, config: bytes, group: int) -> None:
+        from asap_ray.backends.gloo import open_store  # noqa: PLC0415 - see GroupRank
+
         served = decode(ServeConfig, config)
         self._streams: dict[Key, asyncio.Queue[Events | None]] = {}
         epoch = time.time_ns()
@@ -116,7 +123,7 @@ class AttentionGroup:
         self._leader = Door(self._rank.runtime, served.prefill, self._deliver)
         self._lease = Lease(served.start_timeout_s + served.orphan_timeout_s, served.orphan_timeout_s, end_instance)
         self._order = ChunkOrder(self._leader.put, self._lease.is_held_by, served.prefill.deadline_s)
-        self._pages = PageOwner(self._lease.is_fresh, served.prefill.deadline_s)
+        self._pages = PageOwner(self._lease.is_fresh, served.prefill.deadline_s, self._leader.abort)
         self._joining = asyncio.Lock()
         self._end = asyncio.Event()
 
@@ -177,6 +184,10 @@ class AttentionGroup:
         finally:
             del self._streams[_key(batch)]
 
+    async def abort(self, request_ids: list[str]) -> None:
+        """Nobody waits for these any more: what decodes of them ends with its next token."""
+        self._leader.abort(request_ids)
+
     async def state(self, frontend: str) -> str:
         """`joining`, `serving`, `stopped`, or what failed, on the worst of its ranks; renews the frontend's lease."""
         self._lease.renew(frontend)
@@ -192,6 +203,10 @@ class AttentionGroup:
     async def duty(self) -> bytes:
         """Totals of rank 0's compute stream."""
         return self._rank.duty()
+
+    async def pace(self) -> bytes:
+        """What layers took rank 0, by their size (`Pace`); its collectives make it as slow as the slowest rank."""
+        return self._rank.pace()
 
     async def timeline(self, last_s: float) -> bytes:
         """The spans of its ranks in the last seconds (`Timeline`)."""
@@ -248,6 +263,8 @@ def _key(batch: Batch) -> Key:
 
 
 def _collective(served: ServeConfig, rank: int, port: int) -> Collective:
+    from asap_ray.backends.gloo import GlooCollective, SoloCollective, find_store  # noqa: PLC0415 - see GroupRank
+
     if served.parallel.tp == 1:
         return SoloCollective()
     store = find_store(port)

@@ -8,15 +8,19 @@ store lets only one do (ADR 0008).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 import ray
 from ray.experimental import internal_kv
 
 from asap_ray.actors.placement import NAMESPACE, running_names
+from asap_ray.actors.pulse import end_hung
 
 _STORE: Final = b"asap-ray claims"
+
+_log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
@@ -83,20 +87,26 @@ class Claims:
         store: Store | None = None,
         lives: Callable[[str], bool] = is_alive,
         runs: Callable[[str], bool] = lambda name: bool(running_names(name)),
+        end: Callable[[Collection[str]], list[str]] = end_hung,
     ) -> None:
         self._app = app
         self._store = store or RayStore()
         self._lives = lives
         self._runs = runs
+        self._end = end
 
     def take(self, owner: str) -> str:
         """Name of an instance that from now on is `owner`'s alone, as long as that actor lives.
 
-        One whose owner is dead, rather one whose devices still run; if every owner lives, a new one.
+        One whose owner is dead, rather one whose devices still run; if every owner lives, a new one. An owner that
+        hangs is ended first: nobody else would for long.
         """
+        dead = set(self._end([its for _, its in self._newest().values() if self._lives(its)]))
+        for name in dead:  # Ray, too, will notice
+            _log.warning("%s hung and was ended: its instance is taken over", name)
         while True:
             newest = self._newest()
-            free = [index for index, (_, its) in newest.items() if not self._lives(its)]
+            free = [index for index, (_, its) in newest.items() if its in dead or not self._lives(its)]
             free.sort(key=lambda index: (not self._runs(instance_name(self._app, index)), index))
             index = free[0] if free else min(set(range(len(newest) + 1)) - newest.keys())
             claim = newest[index][0] + 1 if index in newest else 0, owner

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -123,6 +123,16 @@ class DecodeService:
             for answer in answers:
                 answer.cancel()
             await asyncio.gather(*answers, return_exceptions=True)
+
+    def stop(self, request_ids: Collection[str]) -> None:
+        """See `Service`."""
+        for answer, waiter in self._answers.items():
+            name = waiter.request.request_id
+            if name in self._unfinished.intersection(request_ids):
+                self._unfinished.remove(name)
+                answer.cancel()
+                self.metrics.ended(waiter, "stop")
+                waiter.events.put_nowait(TokenEvent(Token(request_id=name, token_id=0, finish_reason="abort")))
 
     async def close(self) -> None:
         """Refuse what is new; let what is here finish for one deadline."""

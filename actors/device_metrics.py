@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import sub
 
 from asap_ray.actors.exporters import Exporter, Totals
@@ -37,7 +37,7 @@ class RankMetrics:
 class DeviceMetrics:
     """Of one MoE device, whose experts are `experts`; the exporter knows which. `report` is for any thread."""
 
-    def __init__(self, exporter: Exporter, count: Callable[[], DeviceTotals], experts: range) -> None:
+    def __init__(self, exporter: Exporter, count: Callable[[], DeviceTotals], experts: Sequence[int]) -> None:
         self._exporter = exporter
         self._totals = Totals(exporter)
         self._count = count

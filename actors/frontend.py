@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -74,6 +74,9 @@ class Service(Protocol):
 
         `transfer` is of a single prompt; it is refused where it asks for the other kind of instance.
         """
+
+    def stop(self, request_ids: Collection[str]) -> None:
+        """No more tokens of these are wanted, though `generate` yields the next one of each: its last."""
 
 
 def build_api(service: Service) -> FastAPI:
@@ -257,12 +260,26 @@ class Routes:
             raise RequestError(f"{len(requests)} prompts with kv_transfer_params; they are for one", "prompt")
         events = self._service.generate(requests, body.cache_salt or "", transfer)
         if not body.stream:
-            await _unless_gone(http, _collect(answer, events))
+            await _unless_gone(http, self._collect(answer, events))
             return JSONResponse(answer.whole())
         # Headers wait for the first token, so that a failure before it still has its status.
         first = await _unless_gone(http, anext(events))
         chunks = self._server_sent(answer, first, events, body.stream_options.include_usage)
         return StreamingResponse(chunks, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _push(self, answer: Answer, event: TokenEvent) -> dict[str, Any] | None:
+        """See `Answer.push`; a group that decodes beyond a stop string is told to end it."""
+        chunk = answer.push(event)
+        if answer.is_cut(event):
+            self._service.stop([event.token.request_id])
+        return chunk
+
+    async def _collect(self, answer: Answer, events: AsyncGenerator[TokenEvent, None]) -> None:
+        async for event in events:
+            self._push(answer, event)
+            if answer.is_finished:  # by a stop string, perhaps while the group still decodes
+                break
+        await events.aclose()
 
     async def _server_sent(
         self, answer: Answer, first: TokenEvent, events: AsyncGenerator[TokenEvent, None], include_usage: bool
@@ -271,7 +288,7 @@ class Routes:
         event: TokenEvent | None = first
         try:
             while event:
-                if chunk := answer.push(event):
+                if chunk := self._push(answer, event):
                     yield _sse(chunk)
                 event = None if answer.is_finished else await anext(events, None)
             if include_usage:
@@ -296,14 +313,6 @@ class Routes:
             "vocab_size": self._model.vocab_size,
             "permission": [],
         }
-
-
-async def _collect(answer: Answer, events: AsyncGenerator[TokenEvent, None]) -> None:
-    async for event in events:
-        answer.push(event)
-        if answer.is_finished:  # by a stop string, perhaps while the group still decodes
-            break
-    await events.aclose()
 
 
 def _sse(message: dict[str, Any]) -> str:

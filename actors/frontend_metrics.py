@@ -65,7 +65,8 @@ class FrontendMetrics:
         if event.ttft:
             self._first_token(event.ttft)
         if event.token.finish_reason:
-            self.ended(client, event.token.finish_reason)
+            reason = event.token.finish_reason
+            self.ended(client, "stop" if reason == "abort" else reason)  # a client that is here had its stop string
 
     def ended(self, client: Waiter, reason: str) -> None:
         """A client has all it wanted, or left (`abort`)."""

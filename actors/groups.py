@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from asap_ray.batch import Batch, Stamps, Token
@@ -25,6 +25,9 @@ class Groups(Protocol):
 
     def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """Run a batch: one element a pass, the first tokens first, until every request has a finish_reason."""
+
+    def abort(self, group: int, request_ids: Sequence[str]) -> None:
+        """Nobody waits for these any more: a group ends each that it decodes with its next token. Waits for nothing."""
 
     def missing(self) -> tuple[str, ...]:
         """Devices that are not serving; empty when ready."""

@@ -56,6 +56,7 @@ class HandOff:
     def __init__(self, config: ServeConfig, model: str, on_free: Callable[[], None]) -> None:
         """`model` is its fingerprint; `on_free` is called when blocks were let go of."""
         self._lease_s = config.lease_s
+        self._is_on_dies = config.device == "npu"  # with torch-npu: ranks without pages to share
         self._model = model
         self._on_free = on_free
         self._engines: dict[int, _Engine] = {}  # by group
@@ -89,12 +90,17 @@ class HandOff:
 
         Raises:
             Unavailable: no group has a cache, or none any more.
-            RequestError: this is not an instance that pulls, or it is not asked for one token of one prompt.
+            RequestError: this is not an instance that pulls, its pages are on dies, or it is not asked for one token of
+                one prompt.
         """
         if isinstance(transfer, RemotePrefill):
             raise RequestError("do_remote_prefill=true: this instance computes prompts; it pulls none", PARAM)
         if not self._engines:
             raise Unavailable("not ready: no group keeps prompts")
+        if self._is_on_dies and not all(engine.ranks for engine in self._engines.values()):
+            raise RequestError(
+                "do_remote_decode=true: device npu keeps KV pages on dies, where nobody pulls them", PARAM
+            )
         for request in requests:
             if request.sampling.max_tokens != 1:
                 raise RequestError(

@@ -10,11 +10,9 @@ from asap_ray.actors.exporters import RayExporter
 from asap_ray.actors.lease import Lease, end_instance
 from asap_ray.actors.loop import Loop
 from asap_ray.actors.placement import settled
-from asap_ray.backends.host import HostMoE, instance_of
-from asap_ray.backends.ports import open_ports
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.messages import Registrations, decode, encode
-from asap_ray.models.model import load_model
+from asap_ray.totals import Pace, Spent
 
 _STOP_S: Final = 5.0
 
@@ -23,6 +21,11 @@ class MoEDevice:
     """The actor of MoE device e; Ray sees control calls only."""
 
     def __init__(self, config: bytes, moe_device: int) -> None:
+        # Here, as a frontend that attaches loads this class, and is to be quick: torch takes two seconds.
+        from asap_ray.backends.host import HostMoE, instance_of  # noqa: PLC0415
+        from asap_ray.backends.ports import open_ports  # noqa: PLC0415
+        from asap_ray.models.model import load_model  # noqa: PLC0415
+
         served = decode(ServeConfig, config)
         model = load_model(served.model)
         self._fingerprint = fingerprint_of(served, model.fingerprint)
@@ -67,6 +70,11 @@ class MoEDevice:
     def duty(self) -> bytes:
         """Totals of the compute stream."""
         return encode(self._moe.duty)
+
+    def pace(self) -> bytes:
+        """What layers took it (`Pace`): of one size, as those of all batches come to all MoE devices alike."""
+        duty = self._moe.duty
+        return encode(Pace({"": Spent(duty.compute_s, duty.num_items)}))
 
     def timeline(self, last_s: float) -> bytes:
         """The spans of its streams in the last seconds (`Timeline`)."""

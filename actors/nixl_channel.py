@@ -46,6 +46,7 @@ class _Engine:
 
     memories: list[PageMemory]
     agents: list[Any]
+    registered: list[Any]  # with the agent of each rank
     regions: list[Region]
     socket: Any
     port: int
@@ -85,10 +86,11 @@ class NixlChannel:
         memories = [PageMemory.open(pages.pid, pages.fd, pages.num_bytes) for pages in ranks]
         options = self._nixl.nixl_agent_config(backends=[_BACKEND])
         agents = [self._nixl.nixl_agent(f"{engine_id}-{rank}", options) for rank in range(len(ranks))]
-        regions = []
+        regions, registered = [], []
         for pages, memory, agent in zip(ranks, memories, agents, strict=True):
-            address = memory.bytes.data_ptr()
-            agent.register_memory(agent.get_reg_descs([(address, pages.num_bytes, 0, "")], "DRAM"), backends=[_BACKEND])
+            address = memory.address
+            where = agent.get_reg_descs([(address, pages.num_bytes, 0, "")], "DRAM")
+            registered.append(agent.register_memory(where, backends=[_BACKEND]))
             regions.append(
                 Region(
                     engine_id=engine_id,
@@ -100,14 +102,16 @@ class NixlChannel:
             )
         socket = self._context.socket(self._zmq.ROUTER)
         port = socket.bind_to_random_port(f"tcp://{HOST}")
-        engine = self._engines[engine_id] = _Engine(memories, agents, regions, socket, port, [])
+        engine = self._engines[engine_id] = _Engine(memories, agents, registered, regions, socket, port, [])
         engine.tasks += [asyncio.create_task(self._serve(engine)), asyncio.create_task(self._listen(engine_id, engine))]
 
     def leave(self, engine_id: str) -> None:
-        """An engine is gone."""
+        """An engine is gone: nobody answers for it, and its pages cannot be read any more, not in the middle either."""
         engine = self._engines.pop(engine_id)
         for task in engine.tasks:
             task.cancel()
+        for agent, registered in zip(engine.agents, engine.registered, strict=True):
+            agent.deregister_memory(registered, backends=[_BACKEND])
         engine.socket.close(linger=0)
 
     async def _serve(self, engine: _Engine) -> None:

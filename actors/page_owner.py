@@ -33,13 +33,16 @@ class PageOwner:
     A frontend that comes (a redeployment, or after one was killed) waits until no batch of the one before runs, and
     as long as that one is here also until no prompt of it is under way. It begins with empty caches, and nothing of
     the one before can write into them. So does a frontend that has lost sight of what runs here, and begins anew
-    (`Batch.cache_life`). All methods belong to one asyncio loop.
+    (`Batch.cache_life`). What runs unheard meanwhile ends with its next token. All methods belong to one asyncio loop.
     """
 
-    def __init__(self, is_here: Callable[[str], bool], deadline_s: float) -> None:
-        """`is_here` says whether a frontend may still send."""
+    def __init__(
+        self, is_here: Callable[[str], bool], deadline_s: float, abort: Callable[[Iterable[str]], None]
+    ) -> None:
+        """`is_here` says whether a frontend may still send; `abort` ends requests with their next token."""
         self._is_here = is_here
         self._deadline_s = deadline_s
+        self._abort = abort
         self._owner: Owner = ("", 0)
         self._former: set[Owner] = set()
         self._newest: dict[str, int] = {}  # by frontend, which of its caches began last
@@ -99,6 +102,8 @@ class PageOwner:
                 self._owner = owner
                 self._under_way.clear()
                 return
+            if self._owner[0] == frontend or not self._is_here(self._owner[0]):  # nobody hears what runs
+                self._abort({each for running in self._running.values() for each in running.unfinished})
             self._changed.clear()
             with contextlib.suppress(TimeoutError):  # that the owner has gone, nobody says
                 await asyncio.wait_for(self._changed.wait(), _LOOK_S)

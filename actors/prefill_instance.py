@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,12 +14,13 @@ from ray.exceptions import RayError
 from asap_ray.actors.instance_actors import InstanceActors, NoAnswer, clear_instance, reason_of
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.recovery import ANSWER_S, Recovery, Registered
+from asap_ray.actors.served_model import ServedModel
 from asap_ray.actors.vitals import SERVING, Vitals
-from asap_ray.batch import Batch, Duty, Request, Stamps, Token
+from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.config import ServeConfig, fingerprint_of
 from asap_ray.errors import AsapError, ConfigError, DeviceLost, Unavailable
 from asap_ray.messages import Events, Pages, Registration, Registrations, decode, differing_fields, encode
-from asap_ray.models.model import load_model
+from asap_ray.totals import Pace
 from asap_ray.tracks import Timeline
 
 _STOP_S: Final = 10.0
@@ -43,8 +44,10 @@ class PrefillInstance:
     lost is started again by Ray and joined to the others by `watch` (ADR 0007).
     """
 
-    def __init__(self, config: ServeConfig) -> None:
+    def __init__(self, config: ServeConfig, model: ServedModel) -> None:
+        """Nothing is started yet; `model` is the one that every device must have loaded."""
         self._config = config
+        self._model = model
         self._actors = InstanceActors(config)
         self._missing: tuple[str, ...] = tuple(self._actors.names)
         self.vitals = Vitals.of(self._actors.names)
@@ -100,7 +103,9 @@ class PrefillInstance:
                 await self._actors.create(self._left_s())
                 # A replica that drained may have had the places for long.
                 self._start_by_s = now() + self._config.start_timeout_s
-                await self.join(self._actors.names, await self._registrations(self._actors.names, self._left_s()))
+                registered = await self._registrations(self._actors.names, self._left_s())
+                self._require_deployed(registered)
+                await self.join(self._actors.names, registered)
                 await self._warm()
         except Exception as error:
             self._missing = (f"start failed: {error}",)
@@ -142,15 +147,19 @@ class PrefillInstance:
         except RayError as error:
             raise DeviceLost(f"{name}: {reason_of(error)}") from None
 
+    def abort(self, group: int, request_ids: Sequence[str]) -> None:
+        """See `Groups`; a group that cannot be told is lost with what it runs."""
+        self._actors.tell(self._actors.groups[group], "abort", list(request_ids))
+
     async def timeline(self, last_s: float) -> Timeline:
         """The spans of every device's streams in the last seconds; a device that does not answer is left out."""
         replies = await self._actors.ask(self._actors.names, "timeline", last_s, timeout_s=ANSWER_S)
         return Timeline.of(decode(Timeline, reply) for reply in replies.values() if isinstance(reply, bytes))
 
-    async def duty(self) -> dict[str, Duty]:
-        """Totals of every device's compute stream, by name; a device that does not answer is left out."""
-        replies = await self._actors.ask(self._actors.names, "duty", timeout_s=ANSWER_S)
-        return {name: decode(Duty, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
+    async def paces(self) -> dict[str, Pace]:
+        """What layers took every device, by name; a device that does not answer is left out."""
+        replies = await self._actors.ask(self._actors.names, "pace", timeout_s=ANSWER_S)
+        return {name: decode(Pace, reply) for name, reply in replies.items() if isinstance(reply, bytes)}
 
     async def stop(self) -> None:
         """End every device that no other frontend uses; running batches are not waited for."""
@@ -192,8 +201,20 @@ class PrefillInstance:
             self.registered |= await self._registrations(self._actors.names, ANSWER_S)
         except (ValueError, Unavailable):  # somebody went meanwhile
             return False
-        fingerprint = fingerprint_of(self._config, load_model(self._config.model).fingerprint)
-        return all(rank.fingerprint == fingerprint for ranks in self.registered.values() for rank in ranks)
+        return all(rank.fingerprint == self._fingerprint for ranks in self.registered.values() for rank in ranks)
+
+    @property
+    def _fingerprint(self) -> dict[str, str]:
+        return fingerprint_of(self._config, self._model.fingerprint)
+
+    def _require_deployed(self, registered: Registered) -> None:
+        """Raise ConfigError unless every device loaded what this frontend was deployed with."""
+        for name, ranks in registered.items():
+            for field, ours, theirs in differing_fields(self._fingerprint, ranks[0].fingerprint):
+                raise ConfigError(
+                    f"{name} has loaded another {field} than was deployed: {theirs}, not {ours}; "
+                    "delete the application and deploy it again"
+                )
 
     async def be_patient(self, seconds: float) -> None:
         """Devices are being replaced: groups that wait for one go on waiting, up to so long."""
@@ -227,8 +248,7 @@ class PrefillInstance:
         """One batch through every group; every layer of it sends to every MoE device, as good as surely rows."""
         parallel = self._config.parallel
         num_tokens = min(self._config.prefill.solo_tokens, _WARM_TOKENS * parallel.tp * parallel.moe_devices)
-        vocab_size = load_model(self._config.model).config.vocab_size
-        token_ids = array.array("i", (n % vocab_size for n in range(num_tokens))).tobytes()
+        token_ids = array.array("i", (n % self._model.vocab_size for n in range(num_tokens))).tobytes()
 
         async def warm(group: int) -> None:
             prompt = Request(request_id=f"warm-{group}", num_tokens=num_tokens, arrival_s=0.0, token_ids=token_ids)

@@ -86,6 +86,10 @@ class Answer(ABC):
         """Whether every choice has its last token."""
         return all(choice.finish_reason for choice in self._choices)
 
+    def is_cut(self, event: TokenEvent) -> bool:
+        """Whether a stop string ended the choice of a token, while a group goes on with it."""
+        return not event.token.finish_reason and bool(self._by_request[event.token.request_id].finish_reason)
+
     def push(self, event: TokenEvent) -> dict[str, Any] | None:
         """Take a token; its chunk, or None if a stop string ended the choice before."""
         choice = self._by_request[event.token.request_id]

@@ -8,10 +8,11 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 import ray
@@ -19,8 +20,10 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
+from ray.serve.schema import ApplicationStatus
 
 from asap_ray.actors.placement import NAMESPACE, RESOURCE
+from asap_ray.actors.proxy import CALLBACK, IMPORT_PATH
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, Unavailable
 
@@ -46,25 +49,64 @@ def running(
         Unavailable: the instance did not come up; the text says who is missing.
     """
     _refuse_taken(host, port)
-    for logger in ("ray.serve", "ray._private.accelerators.npu"):  # no NPU is found on a CPU: Ray shows a traceback
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    for logger in ("ray.serve", "ray._private.accelerators.npu", "ray._private.worker"):  # what they find on a CPU,
+        logging.getLogger(logger).setLevel(logging.CRITICAL)  # and that signals are ours
     with contextlib.ExitStack() as stack:
-        _connect(config, address)
-        stack.callback(ray.shutdown)
-        if serve.status().proxies:
-            raise ConfigError(f"Ray Serve already runs on the cluster at {address}; use `serve deploy` there")
-        serve.start(http_options=HTTPOptions(host=host, port=port))
-        if address:  # our own cluster ends as a whole
-            stack.callback(serve.shutdown)
-        stack.callback(_delete, config.name)
-        try:
-            serve.run(app, name=config.name, route_prefix="/")
-        except RuntimeError as error:  # Ray Serve's word for a deployment that failed
-            raise Unavailable(f"Ray Serve did not deploy {config.name}: {error}") from None
+        with _StopLater() as stop:
+            _connect(config, address)
+            stack.callback(ray.shutdown)
+            stop.listen()  # again: Ray has put handlers of its own, which end this process halfway
+            stop.check()
+            _deploy(config, app, HTTPOptions(host=host, port=port), address, stack)
+            url = f"http://{host}:{port}"
+            _await_ready(url, config, stop)
+        stop.check()
+        if not address:
+            stack.callback(_delete, config.name)
         stack.callback(_drain, config)
-        url = f"http://{host}:{port}"
-        _await_ready(url, config.start_timeout_s)
         yield url
+
+
+class _StopLater:
+    """SIGINT and SIGTERM while the block runs: noted, and the program ends where it can end well, with 0."""
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def __enter__(self) -> Self:
+        self._interrupt = signal.getsignal(signal.SIGINT)
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """To no other handler."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._interrupt)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # from now on at once, through all that has to be ended
+
+    def check(self) -> None:
+        """Raise SystemExit if one came."""
+        if self._is_asked:
+            raise SystemExit(0)
+
+    def _note(self, _number: int, _frame: Any) -> None:
+        self._is_asked = True
+
+
+def _deploy(
+    config: ServeConfig, app: serve.Application, http: HTTPOptions, address: str | None, stack: contextlib.ExitStack
+) -> None:
+    """Begin to serve; `stack` ends it, if the cluster is not our own: that ends as a whole."""
+    if serve.status().proxies:
+        raise ConfigError(f"Ray Serve already runs on the cluster at {address}; use `serve deploy` there")
+    serve.start(http_options=http)
+    if address:
+        stack.callback(serve.shutdown)
+        stack.callback(_delete, config.name)
+    serve.run_many([serve.RunTarget(app, config.name)], wait_for_applications_running=False)
 
 
 def wait_for_signal() -> str:
@@ -91,6 +133,7 @@ def _connect(config: ServeConfig, address: str | None) -> None:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", _CONTROL_LOOP_S)
+    os.environ.setdefault(CALLBACK, IMPORT_PATH)
     ray.init(
         num_cpus=config.parallel.num_devices,
         resources={RESOURCE: config.parallel.num_devices},
@@ -112,10 +155,12 @@ def _drain(config: ServeConfig) -> None:
         asyncio.run(drained())
 
 
-def _await_ready(url: str, timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
+def _await_ready(url: str, config: ServeConfig, stop: _StopLater) -> None:
+    deadline_s = time.monotonic() + config.start_timeout_s
     missing = "no answer"
     while time.monotonic() < deadline_s:
+        stop.check()
+        _refuse_failed(config.name)
         with contextlib.suppress(httpx.TransportError):
             reply = httpx.get(f"{url}/ready", timeout=5.0, trust_env=False)
             if reply.status_code == httpx.codes.OK:
@@ -124,7 +169,14 @@ def _await_ready(url: str, timeout_s: float) -> None:
             if "start failed" in missing:
                 raise Unavailable(missing)
         time.sleep(_POLL_S)
-    raise Unavailable(f"not ready after {timeout_s:g} s: {missing}")
+    raise Unavailable(f"not ready after {config.start_timeout_s:g} s: {missing}")
+
+
+def _refuse_failed(name: str) -> None:
+    """Raise Unavailable if Ray Serve has given the application up."""
+    found = serve.status().applications.get(name)
+    if found and found.status == ApplicationStatus.DEPLOY_FAILED:
+        raise Unavailable(f"Ray Serve did not deploy {name}: {found.message}")
 
 
 def _message(reply: httpx.Response) -> str:

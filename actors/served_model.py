@@ -7,7 +7,6 @@ from pathlib import Path
 
 from asap_ray.actors.tokenizer import Tokenizer, load_tokenizer
 from asap_ray.config import ServeConfig
-from asap_ray.models.model import load_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,13 @@ class ServedModel:
 
 
 def served_model(config: ServeConfig) -> ServedModel:
-    """What clients may know of a configuration's model."""
+    """What clients may know of a configuration's model.
+
+    Raises:
+        ConfigError: see `load_model` and `load_tokenizer`.
+    """
+    from asap_ray.models.model import load_model  # noqa: PLC0415 - takes torch along, which a replica does without
+
     loaded = load_model(config.model)
     model = loaded.config
     return ServedModel(

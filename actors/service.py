@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -136,7 +136,7 @@ class PrefillService:
         Cached prefixes are shared with prompts of the same `cache_salt` only. With `transfer` a decode
         instance goes on.
 
-        Closing the generator drops what no group has yet, pieces too; what runs finishes unheard.
+        Closing the generator drops what no group has yet, pieces too; what runs ends with its next token, unheard.
 
         Raises:
             Unavailable: the instance is not ready, or lost a device on the way; nothing hangs.
@@ -158,10 +158,18 @@ class PrefillService:
                 self.metrics.ended(waiter, "stop" if isinstance(leaving, GeneratorExit) else "abort")
             raise
         finally:
+            self.stop({waiter.request.request_id for waiter in self._answers.of(requests)})
             self._answers.leave(requests)
             cancelled = [self._scheduler.cancel(request.request_id) for request in requests]
             if any(cancelled):
                 self._dispatch()  # what waited behind a solo may start now
+
+    def stop(self, request_ids: Collection[str]) -> None:
+        """Groups that decode these need not go on: a client has left, or has all it wants (a stop string)."""
+        for group, batches in enumerate(self._scheduler.held):
+            requests = {request.request_id for batch in batches for request in batch.requests}
+            if running := sorted(requests.intersection(request_ids)):
+                self._groups.abort(group, running)
 
     async def close(self) -> None:
         """Refuse what is new, fail what has not begun, let what has finish for one deadline, piece by piece."""
@@ -241,7 +249,9 @@ class PrefillService:
                 self._scheduler.computed(batch, time.monotonic())
                 for waiter in self._answers.of(batch.requests):
                     waiter.add(stamps)
-            self._answers.give(made, is_first=is_first, hand_off=partial(self._handed_off, group))
+            unheard = self._answers.give(made, is_first=is_first, hand_off=partial(self._handed_off, group))
+            if unheard:  # its client left before the group had the batch
+                self._groups.abort(group, unheard)
             is_first = False
 
     def _join_hand_off(self, group: int) -> None:

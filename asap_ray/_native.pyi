@@ -72,13 +72,18 @@ class AttentionComm:
         layout: Layout,
         buffer: SharedBuffer,
         moe_buffers: Sequence[SharedBuffer],
+        expert_of_place: Sequence[int],
         dp_group: int,
         tp_rank: int,
         epoch: int,
         row_type: str,
         combine: str,
     ) -> None:
-        """`moe_buffers` in the order of e; `epoch` is the incarnation of the group, the same on its ranks."""
+        """`moe_buffers` in the order of e; `epoch` is the incarnation of the group, the same on its ranks.
+
+        An expert in several places is sent to one of them: on a device that gets the row anyway, else, and among
+        several of those, on the device with the fewest (row, expert) pairs of the message so far.
+        """
 
     def async_dispatch_send(
         self,
@@ -157,6 +162,13 @@ class Item:
     @property
     def rows(self) -> _Rows:
         """[R, H], grouped by local expert; float32, or uint16 standing for the 16-bit row type."""
+
+def route(layout: Layout, expert_of_place: Sequence[int], expert_ids: NDArray[np.int32]) -> tuple[list[int], list[int]]:
+    """Rows of each MoE device and (row, expert) pairs of each place, were expert_ids [S, K] those of a message.
+
+    Raises:
+        ValueError: as of `AttentionComm` and its `async_dispatch_send`.
+    """
 
 class MoEComm:
     """The MoE side, for device e. One thread may receive, one compute, one send (3.4.1)."""
@@ -404,6 +416,7 @@ class ascend:  # noqa: N801
             layout: Layout,
             buffer: ascend.SharedBuffer,
             moe_buffers: Sequence[ascend.SharedBuffer],
+            expert_of_place: Sequence[int],
             dp_group: int,
             tp_rank: int,
             epoch: int,

@@ -108,7 +108,7 @@ class Token:
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
-    finish_reason: str | None = None  # "stop", "length", or None while more follow
+    finish_reason: str | None = None  # "stop", "length", "abort" if nobody waits for more, or None while more follow
 
 
 @dataclass(slots=True)

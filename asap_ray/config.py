@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from asap_ray import __version__
 from asap_ray.errors import ConfigError
+from asap_ray.placement import Placement
 from asap_ray.spec import ExpertType, KVCacheSpec, ParallelSpec, PrefillSpec, RowType
 from asap_ray.strict import build
 
@@ -18,6 +19,9 @@ DEVICES: Final = ("cpu", "npu")
 
 FABRICS: Final = ("auto", "shm", "nixl")
 """How rows travel: `auto` is shm between devices of one node and nixl between nodes (docs/fabric.md)."""
+
+EXPERT_KERNELS: Final = ("super_kernel", "grouped_matmul")
+"""What computes experts on a die: ours, or torch-npu's grouped products (docs/ascend.md)."""
 
 KEY_SOURCES: Final = ("env:", "file:")
 """How `api_key_from` may start."""
@@ -38,6 +42,7 @@ class ServeConfig:
     parallel: ParallelSpec
     prefill: PrefillSpec = field(default_factory=default_prefill)
     kv_cache: KVCacheSpec = field(default_factory=KVCacheSpec)
+    placement: Placement | None = None  # of experts; None: in the order of their ids (docs/placement.md)
     device_memory_bytes: int | None = None  # of one device; None: its share of most of the node's (docs/kvcache.md)
     name: str = "asap"  # prefix of its actors' names; two instances need two
     served_model_name: str = ""  # empty: the directory's name
@@ -45,6 +50,7 @@ class ServeConfig:
     device: str = "cpu"
     fabric: str = "auto"  # of `FABRICS`
     kernels: str = ""  # folder of the Ascend kernels; empty: where `make ascend` puts them
+    expert_kernel: str = EXPERT_KERNELS[0]
     compute_type: RowType = RowType.FLOAT32
     expert_type: ExpertType = ExpertType.FLOAT
     threads: int = 1  # CPU threads of one device
@@ -60,12 +66,23 @@ class ServeConfig:
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
+        if self.placement and len(self.placement.experts) != self.parallel.moe_devices:
+            raise ConfigError(
+                f"placement is of {len(self.placement.experts)} MoE devices; moe_devices={self.parallel.moe_devices}"
+            )
         if self.device not in DEVICES:
             raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
         if self.fabric not in FABRICS:
             raise ConfigError(f"fabric={self.fabric!r}; known fabrics: {', '.join(FABRICS)}")
         if self.device == "npu" and self.fabric == "nixl":
             raise ConfigError("fabric='nixl' with device='npu': dies open each other's memory by key, inside one node")
+        if self.expert_kernel not in EXPERT_KERNELS:
+            raise ConfigError(f"expert_kernel={self.expert_kernel!r}; known kernels: {', '.join(EXPERT_KERNELS)}")
+        if self.expert_kernel == "grouped_matmul" and (self.device != "npu" or self.expert_type is ExpertType.INT8):
+            raise ConfigError(
+                f"expert_kernel='grouped_matmul' with expert_type={self.expert_type} and device={self.device!r}: it is "
+                "for float experts on dies"
+            )
         if self.device == "npu" and self.prefill.row_type is not self.compute_type:
             raise ConfigError(
                 f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "

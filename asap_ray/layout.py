@@ -38,10 +38,11 @@ class Layout:
     moe_devices: int
     num_layers: int
     num_experts: int
+    num_places: int  # of experts, over all MoE devices
     top_k: int
     hidden: int
     row_bytes: int  # hidden * element size, as rows travel
-    max_local_experts: int
+    max_local_experts: int  # places of a device
     slot_rows: int  # rows one slot's half holds; a solo batch may use 2 * slot_rows
     slot_pairs: int  # (row, expert) pairs one slot's half holds
     slot_results: int  # result rows one slot's half holds
@@ -83,6 +84,7 @@ def layout_of(instance: Instance) -> Layout:
         "moe_devices": parallel.moe_devices,
         "num_layers": model.num_layers,
         "num_experts": model.num_experts,
+        "num_places": instance.placed.num_places,
         "top_k": model.top_k,
         "hidden": model.hidden,
         "row_bytes": model.hidden * prefill.row_type.num_bytes,

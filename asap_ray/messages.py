@@ -13,7 +13,7 @@ from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import CacheSpec
 from asap_ray.strict import build
-from asap_ray.totals import DeviceTotals, GroupTotals
+from asap_ray.totals import DeviceTotals, GroupTotals, Pace
 from asap_ray.tracks import Timeline
 
 VERSION: Final = 1
@@ -124,6 +124,7 @@ _KINDS: Final[dict[type, str]] = {
     LeaseCall: "lease call",
     LeaseAnswer: "lease answer",
     Duty: "duty",
+    Pace: "pace",
     GroupTotals: "group totals",
     DeviceTotals: "device totals",
     Timeline: "timeline",

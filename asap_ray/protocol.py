@@ -10,11 +10,14 @@ Arrays are typed `Any` because each world has its own: torch tensors, or nothing
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from asap_ray.batch import Batch, Stamps, Token
+
+NOBODY: Final[frozenset[str]] = frozenset()
+"""No request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,11 @@ class AttentionStage(Protocol):
     async def attend(self, state: Any, layer: int, expert_out: Any | None) -> Routed:
         """All work up to the router of MoE layer `layer`; `expert_out` is the layer before's, None at first."""
 
-    async def finish(self, state: Any, expert_out: Any) -> Finished:
-        """All work after the last MoE layer: logits, one token a request."""
+    async def finish(self, state: Any, expert_out: Any, unwanted: Set[str] = NOBODY) -> Finished:
+        """All work after the last MoE layer: logits, one token a request.
+
+        A request that rank 0 is told is `unwanted` ends with this token, on every rank: its `finish_reason` is "abort".
+        """
 
 
 class MoEStage(Protocol):
@@ -98,6 +104,9 @@ class BatchQueue(Protocol):
 
         With nothing occupied it waits for one. Raises Closed when the group is stopping.
         """
+
+    def unwanted(self) -> Set[str]:
+        """Requests whose next tokens nobody waits for; what rank 0's queue says counts, the others' say nothing."""
 
     async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         """Hand tokens to whoever sent the batch."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from asap_ray.errors import ConfigError
+from asap_ray.placement import Placement, contiguous
 
 NUM_SLOTS: Final = 2
 """Batches in flight per DP group (3.3.2). One result region deadlocks; two do not (ADR 0001)."""
@@ -141,6 +142,7 @@ class Instance:
     model: ModelSpec
     parallel: ParallelSpec
     prefill: PrefillSpec
+    placement: Placement | None = None  # None: every expert in one place, in the order of their ids
 
     def __post_init__(self) -> None:
         if self.parallel.moe_devices > self.model.num_experts:
@@ -150,11 +152,17 @@ class Instance:
             )
         if self.parallel.tp > 1 and self.prefill.deadline_s < MIN_TP_DEADLINE_S:
             raise ConfigError(f"deadline_s={self.prefill.deadline_s} with tp > 1 must be at least {MIN_TP_DEADLINE_S}")
+        if self.placement:
+            self.placement.check(self.model.num_experts, self.parallel.moe_devices)
 
-    def experts_of(self, moe_device: int) -> range:
-        """Global ids of the experts on one MoE device: contiguous, sizes differing by at most one."""
-        num_experts, num_devices = self.model.num_experts, self.parallel.moe_devices
-        return range(moe_device * num_experts // num_devices, (moe_device + 1) * num_experts // num_devices)
+    @property
+    def placed(self) -> Placement:
+        """Where its experts are."""
+        return self.placement or contiguous(self.model.num_experts, self.parallel.moe_devices)
+
+    def experts_of(self, moe_device: int) -> tuple[int, ...]:
+        """Global ids of the experts on one MoE device, in the order of its places."""
+        return self.placed.experts[moe_device]
 
 
 def paper() -> Instance:

@@ -6,11 +6,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from asap_ray.batch import Duty
 from asap_ray.laps import Laps, State
+
+
+@dataclass(slots=True)
+class Spent:
+    """Seconds of a compute stream, and the layers of batches that they went to."""
+
+    seconds: float = 0.0
+    num_layers: int = 0
+
+    def add(self, seconds: float, num_layers: int) -> None:
+        """Some more."""
+        self.seconds += seconds
+        self.num_layers += num_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What layers of batches took a device since its start, by their size: layers of one size cost devices alike."""
+
+    by_size: dict[str, Spent] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int:
+        """Of all sizes."""
+        return sum(spent.num_layers for spent in self.by_size.values())
+
+    def add(self, size: str, seconds: float) -> None:
+        """Count a layer; one thread alone does."""
+        if size not in self.by_size:
+            self.by_size[size] = Spent()
+        self.by_size[size].add(seconds, 1)
+
+    def copy(self) -> Pace:
+        """As it is now; for any thread."""
+        return Pace({size: replace(spent) for size, spent in dict(self.by_size).items()})
+
+    def since(self, before: Pace) -> Pace:
+        """What came after an earlier copy."""
+        nothing, grown = Spent(), {}
+        for size, spent in self.by_size.items():
+            old = before.by_size.get(size, nothing)
+            if spent.num_layers > old.num_layers:
+                grown[size] = Spent(spent.seconds - old.seconds, spent.num_layers - old.num_layers)
+        return Pace(grown)
+
+
+def size_of(num_rows: int, mean_context: int) -> str:
+    """The size of a pass: its rows, and how many tokens each attends to; alike are those within a factor of two."""
+    return f"{num_rows.bit_length()}.{mean_context.bit_length()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

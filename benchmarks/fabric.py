@@ -151,6 +151,7 @@ def rank(pipe: Connection, kind: Kind, num_groups: int, index: int, barrier: Bar
         layout=_native.Layout(**dataclasses.asdict(layout)),
         buffer=buffer,
         moe_buffers=[ports.open(moe)],
+        expert_of_place=range(layout.num_experts),
         dp_group=index,
         tp_rank=0,
         epoch=1,

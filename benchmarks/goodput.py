@@ -197,7 +197,7 @@ def trace_of(rps: float, duration_s: float, seed: int) -> list[TraceRequest]:
 @asynccontextmanager
 async def running(config: ServeConfig) -> AsyncIterator[Served]:
     """The instance, started and stopped."""
-    instance = PrefillInstance(config)
+    instance = PrefillInstance(config, served_model(config))
     await instance.start()
 
     async def watch() -> None:  # a device that nobody asks after ends itself

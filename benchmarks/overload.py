@@ -4,9 +4,9 @@
 
 `asap-ray serve`'s own path (Ray Serve, D = 2, E = 2, a random model of 88 M parameters) on this machine. What the
 instance carries is measured first, by clients in a closed loop; then prompts come on schedule at `--load` times that,
-however many are refused, and nobody heeds Retry-After. Every five seconds each process's resident memory and open files
-are read from /proc, and the queue from /metrics. Ten minutes; growth counts from the end of the first tenth
-(docs/overload.md).
+however many are refused, and nobody heeds Retry-After. Every five seconds each process's resident memory, its own and
+shared, and its open files are read from /proc, and the queue from /metrics. Ten minutes; growth counts from the end of
+the first tenth (docs/overload.md).
 
 --quick: 20 s, a tiny model, three times what it carries.
 """
@@ -32,7 +32,7 @@ from asap_ray.actors.app import build_app
 from asap_ray.actors.running import running
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.models.random_checkpoint import demo, make_random_checkpoint, tiny
-from asap_ray.spec import ParallelSpec, PrefillSpec
+from asap_ray.spec import KVCacheSpec, ParallelSpec, PrefillSpec
 from asap_ray.workload.http_target import connect
 
 PROMPT_TOKENS = 1000
@@ -40,6 +40,8 @@ NUM_PROBES = 16
 PROBE_S = 8.0
 SAMPLE_S = 5.0
 QUEUE = 64
+KV_BYTES = 256 << 20
+"""A rank's: prefixes fill them within the first tenth."""
 TIMEOUT_S = 120.0
 
 
@@ -47,7 +49,8 @@ TIMEOUT_S = 120.0
 class Sample:
     """What /proc says of a process."""
 
-    rss_mb: float
+    own_mb: float  # RssAnon and RssFile
+    shared_mb: float  # RssShmem: buffers between devices, and pages of the KV cache, touched as blocks fill
     num_fds: int
 
 
@@ -56,8 +59,10 @@ class Growth:
     """A process, from the end of the first tenth to the end."""
 
     process: str
-    first_mb: float
-    last_mb: float
+    first_own_mb: float
+    last_own_mb: float
+    first_shared_mb: float
+    last_shared_mb: float
     first_fds: int
     last_fds: int
 
@@ -78,20 +83,33 @@ def descendants(pid: int) -> Iterator[int]:
         ahead += children[child]
 
 
+def resident(status: str) -> tuple[float, float]:
+    """Own and shared megabytes of /proc/PID/status."""
+    kb = {
+        key: float(value.split()[0])
+        for key, _, value in (line.partition(":") for line in status.splitlines())
+        if key in _RESIDENT
+    }
+    anonymous, file, shared = (kb[key] * 1024 / 1e6 for key in _RESIDENT)
+    return anonymous + file, shared
+
+
 def look() -> Iterator[tuple[str, Sample]]:
     """Every process of this machine's instance: whatever this process has started."""
-    page_mb = os.sysconf("SC_PAGE_SIZE") / 1e6
     for pid in descendants(os.getpid()):
         process = Path(f"/proc/{pid}")
         try:
             title = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            rss_mb = int(process.joinpath("statm").read_text().split()[1]) * page_mb
+            own_mb, shared_mb = resident(process.joinpath("status").read_text())
             num_fds = sum(1 for _ in process.joinpath("fd").iterdir())
         except OSError:
             continue
         if title.startswith("ray::") or "raylet" in title or "gcs_server" in title:
             name = title.split()[0].rpartition("/")[2].partition(".")[0]  # without the method that runs
-            yield f"{name} {pid}", Sample(rss_mb, num_fds)
+            yield f"{name} {pid}", Sample(own_mb, shared_mb, num_fds)
+
+
+_RESIDENT = "RssAnon", "RssFile", "RssShmem"
 
 
 class Load:
@@ -188,8 +206,16 @@ async def measure(url: str, seconds: float, load: float) -> Outcome:
 def growths(first: Mapping[str, Sample], last: Mapping[str, Sample]) -> tuple[Growth, ...]:
     """Of processes that were there at the first look and at the last one."""
     return tuple(
-        Growth(name, first[name].rss_mb, last[name].rss_mb, first[name].num_fds, last[name].num_fds)
-        for name in first
+        Growth(
+            name,
+            before.own_mb,
+            last[name].own_mb,
+            before.shared_mb,
+            last[name].shared_mb,
+            before.num_fds,
+            last[name].num_fds,
+        )
+        for name, before in first.items()
         if name in last
     )
 
@@ -200,12 +226,13 @@ def table(outcome: Outcome) -> str:
         f"carried {outcome.carried_rps:.1f}/s, asked {outcome.asked_rps:.1f}/s, statuses {dict(outcome.statuses)}, "
         f"Retry-After {outcome.retry_after_s:g} s, longest queue {outcome.longest_queue} of {QUEUE}",
         "",
-        "| process | MB, first | MB, last | files, first | files, last |",
-        "|---|---:|---:|---:|---:|",
+        "| process | own MB, first | last | shared MB, first | last | files, first | last |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for each in outcome.growths:
-        memory = f"{each.first_mb:.0f} | {each.last_mb:.0f}"
-        lines.append(f"| {each.process} | {memory} | {each.first_fds} | {each.last_fds} |")
+        own = f"{each.first_own_mb:.0f} | {each.last_own_mb:.0f}"
+        shared = f"{each.first_shared_mb:.0f} | {each.last_shared_mb:.0f}"
+        lines.append(f"| {each.process} | {own} | {shared} | {each.first_fds} | {each.last_fds} |")
     return "\n".join(lines)
 
 
@@ -227,6 +254,7 @@ def main() -> None:
             parallel=ParallelSpec(dp_groups=2, tp=1, moe_devices=2),
             prefill=PrefillSpec(max_tokens=4096, solo_tokens=2048, inflection_tokens=1024),
             max_queued_requests=QUEUE,
+            kv_cache=KVCacheSpec(memory_bytes=KV_BYTES),
         )
         with running(config, build_app(config_to(config)), "127.0.0.1", options.port) as url:
             outcome = asyncio.run(measure(url, *((20.0, 3.0) if options.quick else (options.seconds, options.load))))

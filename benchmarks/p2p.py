@@ -166,8 +166,9 @@ class Sender:
 
 def _comm(of: Layout, buffer: _native.SharedBuffer, places: list[tuple[int, int]]) -> _native.AttentionComm:
     devices = [_native.SharedBuffer.open(*place, of.moe_bytes) for place in places]
+    experts = range(of.num_experts)
     return _native.AttentionComm(
-        _native.Layout(**dataclasses.asdict(of)), buffer, devices, 0, 0, 1, "bfloat16", "reduced"
+        _native.Layout(**dataclasses.asdict(of)), buffer, devices, experts, 0, 0, 1, "bfloat16", "reduced"
     )
 
 

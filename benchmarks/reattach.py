@@ -35,6 +35,7 @@ from ray.serve.config import HTTPOptions
 
 from asap_ray.actors.app import build_app
 from asap_ray.actors.placement import NAMESPACE, running_names
+from asap_ray.actors.proxy import CALLBACK, IMPORT_PATH
 from asap_ray.models.random_checkpoint import make_random_checkpoint, tiny
 
 APP = "reattach"
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="a row a kill goes to this file")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault(CALLBACK, IMPORT_PATH)
     ray.init(
         num_cpus=4, resources={"NPU": 2}, object_store_memory=96 << 20, include_dashboard=False, log_to_driver=False
     )

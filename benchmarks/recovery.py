@@ -129,7 +129,7 @@ async def kill(name: str, instance: TimedInstance, load: Load) -> Row:
 @asynccontextmanager
 async def running(config: ServeConfig) -> AsyncIterator[tuple[TimedInstance, Load]]:
     """The instance under load."""
-    instance = TimedInstance(config)
+    instance = TimedInstance(config, served_model(config))
     await instance.start()
     service = PrefillService(config, served_model(config), instance)
     load = Load(service)

@@ -33,7 +33,7 @@ from pathlib import Path
 
 from chaos.census import Auditor, Census
 from chaos.load import Load, Tally
-from chaos.processes import ROLES, descendants, exists
+from chaos.processes import ROLES, descendants, exists, title_of
 from chaos.prompts import make_prompts
 from chaos.strikes import KILL, STALL, Strike, Striker, table
 
@@ -44,6 +44,8 @@ PARALLEL = ParallelSpec(dp_groups=2, tp=2, moe_devices=2)
 NUM_CLIENTS = 8
 START_S = 600.0  # on a machine that does other work
 STOP_S = 90.0
+GONE_S = 10.0
+POLL_S = 0.1
 BEFORE_S = (3.0, 8.0)  # of load, before a strike
 AFTER_S = 3.0
 QUICK = (("MoE device", KILL), ("attention rank", KILL), ("frontend", STALL))
@@ -90,8 +92,8 @@ def served(model: Path, story: Story) -> Iterator[tuple[int, str]]:
         finally:
             below = list(descendants(process.pid))
             stop(process, story)
-            if left := [pid for pid in below if exists(pid)]:
-                story.violate(f"{len(left)} processes outlive the instance")
+            if left := outlive(below):
+                story.violate(f"outlive the instance by {GONE_S:g} s: {', '.join(left)}")
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
 
@@ -109,8 +111,16 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
     while "ready: " not in (text := log.read_text()):
         if process.poll() is not None or time.monotonic() > deadline_s:
             raise RuntimeError(f"the instance did not start: {text}")
-        time.sleep(0.1)
+        time.sleep(POLL_S)
     return text.partition("ready: ")[2].split()[0]
+
+
+def outlive(pids: list[int]) -> list[str]:
+    """Titles of those that are not gone in time: the raylet ends its children after the command that ended it."""
+    deadline_s = time.monotonic() + GONE_S
+    while (left := [pid for pid in pids if exists(pid)]) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return [title_of(pid) for pid in left]
 
 
 def stop(process: subprocess.Popen[bytes], story: Story) -> None:

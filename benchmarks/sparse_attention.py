@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 from asap_ray.models.dsa import SparseLatent, SparseLatentAttention, score, slices_of
+from asap_ray.models.host_kernels import HOST
 from asap_ray.models.mla import Latent
 from asap_ray.models.passes import Sequence
 from asap_ray.models.rope import Rope
@@ -61,7 +62,7 @@ def make_layer(directory: Path) -> SparseLatentAttention:
     prefix = "model.layers.0.self_attn."
     save_file({prefix + name: tensor for name, tensor in tensors.items()}, directory / "model.safetensors")
     with Checkpoint(directory) as checkpoint:
-        return SparseLatentAttention(Shard(checkpoint, 0, 1, torch.float32), SIZES, HIDDEN, layer_idx=0)
+        return SparseLatentAttention(Shard(checkpoint, 0, 1, torch.float32, HOST), SIZES, HIDDEN, layer_idx=0)
 
 
 def resident(which: str) -> int:

@@ -84,6 +84,7 @@ def test_native_code_accepts_every_layout(moe_devices: int, tp: int) -> None:
         layout=_native.Layout(**dataclasses.asdict(layout)),
         buffer=attention,
         moe_buffers=[moe] * moe_devices,
+        expert_of_place=instance.placed.expert_of_place,
         dp_group=1,
         tp_rank=tp - 1,
         epoch=1,

@@ -21,7 +21,7 @@ from asap_ray.messages import (
     encode,
 )
 from asap_ray.spec import ParallelSpec
-from asap_ray.totals import DeviceTotals, GroupTotals, RankTotals, StreamTotals
+from asap_ray.totals import DeviceTotals, GroupTotals, Pace, RankTotals, Spent, StreamTotals
 from asap_ray.tracks import Role, Source, StartedBatch, Timeline, Track
 
 SAMPLING = Sampling(max_tokens=3, temperature=0.5, seed=7, num_logprobs=2, stop_token_ids=(1, 2))
@@ -40,6 +40,7 @@ MESSAGES = [
     Answered(TOKEN, {"queue_s": 0.25}),
     Answered(status=429, error="full"),
     Duty(1.0, 2, 3),
+    Pace({"5.4": Spent(0.5, 24)}),
     GroupTotals(
         ranks=(
             RankTotals(duty=Duty(1.0, 2, 3), dispatch_s=0.5, combine_s=0.25, idle_s=4.0, backpressure_s_M=(0.125, 0.0)),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import Final
 
 from asap_ray.backends.threads import ThreadRuntime
 from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.errors import Closed
 from asap_ray.messages import decode, encode
-from asap_ray.protocol import Collective
+from asap_ray.protocol import NOBODY, Collective
 from asap_ray.spec import PrefillSpec
 
 Deliver = Callable[[Batch, tuple[Token, ...], Stamps], None]
@@ -28,12 +28,20 @@ class Door:
         self._prefill = prefill
         self._deliver = deliver
         self._batches: deque[Batch] = deque()
+        self._unfinished: set[str] = set()  # requests that get tokens yet
+        self._unwanted: set[str] = set()  # those of them that nobody waits for
 
     def put(self, batch: Batch) -> None:
         """Append a batch; the loop takes it at its next turn."""
         with self._runtime.changed:
             self._batches.append(batch)
+            self._unfinished |= {request.request_id for request in batch.requests if not request.future_tokens}
             self._runtime.changed.notify_all()
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Nobody waits for these: each ends with its next token. Those that are not here are none of its business."""
+        with self._runtime.changed:
+            self._unwanted |= self._unfinished.intersection(request_ids)
 
     def take(self, occupied: tuple[Batch, ...], timeout_s: float | None) -> Batch | None:
         """The head if it may run beside `occupied`; with nothing occupied, wait for one up to the timeout."""
@@ -47,8 +55,17 @@ class Door:
         """See `BatchQueue`."""
         return self.take(occupied, timeout_s=None)
 
+    def unwanted(self) -> Set[str]:
+        """See `BatchQueue`."""
+        with self._runtime.changed:
+            return frozenset(self._unwanted)
+
     async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         """See `BatchQueue`."""
+        finished = {token.request_id for token in tokens if token.finish_reason}
+        with self._runtime.changed:
+            self._unfinished -= finished
+            self._unwanted -= finished
         self._deliver(batch, tokens, stamps)
 
 
@@ -69,6 +86,10 @@ class FollowedDoor:
                 return decode(Batch, decision)
             if occupied:
                 return None
+
+    def unwanted(self) -> Set[str]:
+        """What rank 0's door says; the stage tells the others with its tokens."""
+        return self._leader.unwanted() if self._leader else NOBODY
 
     async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         """Rank 0 alone answers."""

@@ -12,7 +12,7 @@ import torch
 from asap_ray import _native
 from asap_ray.backends.host_comm import DTYPES
 from asap_ray.backends.host_ports import HostPorts
-from asap_ray.backends.kv_memory import fit_blocks, process_bytes
+from asap_ray.backends.kv_memory import fit_blocks
 from asap_ray.backends.node import node_name
 from asap_ray.backends.peers import Peers
 from asap_ray.backends.ports import Ports
@@ -20,8 +20,6 @@ from asap_ray.backends.threads import ThreadRuntime
 from asap_ray.batch import Duty
 from asap_ray.config import ServeConfig
 from asap_ray.engine import attention, experts
-from asap_ray.kvcache.page_memory import PageMemory
-from asap_ray.kvcache.storage import Storage
 from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
 from asap_ray.messages import Pages, Registration
@@ -30,13 +28,13 @@ from asap_ray.protocol import BatchQueue, Collective
 from asap_ray.spec import NUM_SLOTS, Instance
 from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recording
-from asap_ray.totals import DeviceTotals, RankTotals, stream_totals
+from asap_ray.totals import DeviceTotals, Pace, RankTotals, stream_totals
 from asap_ray.tracks import Role, Source, Timeline
 
 
 def instance_of(config: ServeConfig, model: Model) -> Instance:
     """The instance a configuration makes of a model."""
-    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill)
+    return Instance(model=model.spec, parallel=config.parallel, prefill=config.prefill, placement=config.placement)
 
 
 def _register(ports: Ports, buffer: Any, fingerprint: dict[str, str], **who: Any) -> Registration:
@@ -62,35 +60,41 @@ class HostAttention:
         self._group = group
         self._rank = collective.rank
         self._epoch = epoch  # one a group, from rank 0
-        self.stage = model.attention_stage(collective, DTYPES[config.compute_type])
-        self._pages = self._make_pages()
+        place = self._ports.place
+        dtype = DTYPES[config.compute_type]
+        self.stage = model.attention_stage(place.collective(collective), dtype, place.kernels)
+        self._num_blocks, self._pages = self._make_pages()
         self._buffer = self._ports.create(f"attention-{group}-{collective.rank}", self._layout.attention_bytes)
         self.runtime = ThreadRuntime()
         self.duty = Duty.zero()
+        self.pace = Pace()
         self._recording = Recording(Source(role=Role.ATTENTION, index=group, tp_rank=collective.rank))
         self._laps = Laps[attention.Flight](self.runtime.now, State.IDLE, self._recording.stream("attention"))
         self._native: _native.AttentionComm | None = None  # until it is connected
 
-    def _make_pages(self) -> Pages:
-        """The KV cache of this rank; it does not outlive the stage, which alone writes it."""
-        config, layout = self._config, self._layout
+    def _make_pages(self) -> tuple[int, Pages | None]:
+        """The KV cache of this rank: blocks, and where others find them. It does not outlive the stage, its writer."""
+        config, layout, place = self._config, self._layout, self._ports.place
         spec = self.stage.cache_spec(config.kv_cache.block_size)
         results_bytes = NUM_SLOTS * NUM_SLOTS * layout.slot_rows * layout.hidden * config.compute_type.num_bytes
         taken = {
-            "process with weights": process_bytes(),
+            "process with weights": place.used_bytes(),
             "buffers": layout.attention_bytes + results_bytes,
             "workspace": self.stage.workspace_bytes(config.prefill.max_tokens, config.threads),
         }
         if mirror_bytes := self._ports.mirror_bytes(layout):
             taken["mirrors of buffers on other hosts"] = mirror_bytes
-        num_blocks = fit_blocks(config, spec, taken)
-        memory = PageMemory.create(f"pages-{self._group}-{self._rank}", num_blocks * spec.block_bytes)
-        self.stage.keep_in(Storage(spec, num_blocks, memory.bytes))
+        num_blocks = fit_blocks(config, spec, place.total_bytes(config), taken)
+        storage, memory = place.pages(f"pages-{self._group}-{self._rank}", spec, num_blocks)
+        self.stage.keep_in(storage)
         self._page_memory = memory
-        return Pages(pid=memory.pid, fd=memory.fd, num_bytes=memory.num_bytes, num_blocks=num_blocks, spec=spec)
+        if memory is None:
+            return num_blocks, None
+        where = {"pid": memory.pid, "fd": memory.fd, "num_bytes": memory.num_bytes}
+        return num_blocks, Pages(**where, num_blocks=num_blocks, spec=spec)
 
     def registration(self, fingerprint: dict[str, str]) -> Registration:
-        """Where peers find this rank's buffer, and a decode instance its pages."""
+        """Where peers find this rank's buffer, and a decode instance its pages if they are shared."""
         return _register(
             self._ports,
             self._buffer,
@@ -99,7 +103,7 @@ class HostAttention:
             index=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,
-            num_blocks=self._pages.num_blocks,
+            num_blocks=self._num_blocks,
             pages=self._pages,
         )
 
@@ -112,6 +116,7 @@ class HostAttention:
             layout=_native.Layout(**dataclasses.asdict(self._layout)),
             buffer=self._buffer,
             moe_buffers=[self._ports.open(device) for device in devices],
+            expert_of_place=self._instance.placed.expert_of_place,
             dp_group=self._group,
             tp_rank=self._rank,
             epoch=self._epoch,
@@ -139,7 +144,7 @@ class HostAttention:
     def serve(self, queue: BatchQueue) -> None:
         """Run the loop in this thread until `runtime.close()`; raises what ended it otherwise."""
         torch.set_num_threads(self._config.threads)
-        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self._laps, self.duty)
+        rank = attention.Rank(self.runtime, self.comm, self.stage, queue, self._laps, self.duty, self.pace)
         self._laps.restart()
         self.runtime.serve_out(attention.serve(rank))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from asap_ray import _native
 from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
+from asap_ray.backends.place import HostPlace, Place
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost
 from asap_ray.layout import Layout
@@ -19,6 +20,7 @@ from asap_ray.spec import ExpertType, Instance
 class HostPorts:
     """Buffers of this machine's shared memory, and the primitives over them in native code (`Ports`)."""
 
+    place: Place = HostPlace()
     attention_comm = HostAttentionComm
     moe_comm = HostMoEComm
 

@@ -1,4 +1,4 @@
-"""How many blocks of KV cache an attention rank on CPUs has room for: what weights, buffers and a pass leave."""
+"""How many blocks of KV cache an attention rank has room for: what weights, buffers and a pass leave."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def process_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def fit_blocks(config: ServeConfig, spec: CacheSpec, taken: Mapping[str, int]) -> int:
+def fit_blocks(config: ServeConfig, spec: CacheSpec, device: int, taken: Mapping[str, int]) -> int:
     """How many blocks a rank has room for; pages that are not written cost nothing.
 
     A prefix is read back one layer at a time, and latents become the keys and values of at least one head, which are
     about as much: of what is left two layers' share stays free.
 
     Args:
-        config: of the instance, all of whose devices are taken to be on this node.
+        config: of the instance.
         spec: what the rank keeps of a token.
+        device: bytes of its memory.
         taken: what else takes memory, and how many bytes of it.
 
     Raises:
         ConfigError: not one longest pass fits, or not what was asked for; with the arithmetic.
     """
-    device = config.device_memory_bytes or int(NODE_SHARE * node_bytes()) // config.parallel.num_devices
     left = device - sum(taken.values())
     asked, max_tokens = config.kv_cache.memory_bytes, config.prefill.max_tokens
     room = max(0, left) * spec.num_layers // (spec.num_layers + READ_LAYERS) if asked is None else asked

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from asap_ray.backends.place import Place
 from asap_ray.config import ServeConfig
 from asap_ray.errors import DeviceLost
 from asap_ray.layout import Layout
@@ -20,6 +21,10 @@ MODULES: Final = {"cpu": "asap_ray.backends.fabric", "npu": "asap_ray.backends.a
 
 class Ports(Protocol):
     """One process's access to one device. Buffers and endpoints are of a native type of its own."""
+
+    @property
+    def place(self) -> Place:
+        """Where attention computes."""
 
     @property
     def attention_comm(self) -> Callable[..., AttentionComm]:

@@ -13,6 +13,7 @@ from asap_ray.cli.decode import decode
 from asap_ray.cli.demo import demo
 from asap_ray.cli.layout import layout
 from asap_ray.cli.make_model import make_model
+from asap_ray.cli.placement import placement
 from asap_ray.cli.plan import plan
 from asap_ray.cli.replay import replay
 from asap_ray.cli.report import report
@@ -29,7 +30,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (serve, decode, top, timeline, replay, demo, simulate, sweep, report, plan, layout, make_model):
+for command in (
+    serve,
+    decode,
+    top,
+    timeline,
+    replay,
+    demo,
+    simulate,
+    sweep,
+    report,
+    plan,
+    placement,
+    layout,
+    make_model,
+):
     app.command()(command)
 app.add_typer(dashboards, name="dashboards")
 

@@ -15,6 +15,7 @@ from asap_ray.cli.key_option import VARIABLE, ApiKeyFile, key_source
 from asap_ray.cli.ray_token import ask_for_token
 from asap_ray.config import ServeConfig, config_from, config_to
 from asap_ray.errors import ConfigError
+from asap_ray.placement import read_placement
 from asap_ray.spec import ParallelSpec
 
 _IN_CONFIG: Final = ("model", "dp", "tp", "ep", "name", "device", "api_key_file")
@@ -93,12 +94,15 @@ def _is_given(context: typer.Context, option: str) -> bool:
 
 
 def read_config(file: Path) -> ServeConfig:
-    """The settings of a YAML file.
+    """The settings of a YAML file; where its `placement` is a path from there, what stands in that file.
 
     Raises:
         ConfigError: the file cannot be read, or names the key that is wrong.
     """
     try:
-        return config_from(yaml.safe_load(file.read_text()))
+        settings = yaml.safe_load(file.read_text())
+        if isinstance(settings, dict) and isinstance(path := settings.get("placement"), str):
+            settings["placement"] = dataclasses.asdict(read_placement(file.parent / path))
+        return config_from(settings)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from None

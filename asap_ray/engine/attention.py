@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from asap_ray.batch import Batch, Duty, Stamps
 from asap_ray.laps import ATTENTION, COMBINE, DISPATCH, FINISH, IDLE, START, Laps
 from asap_ray.protocol import AttentionComm, AttentionStage, BatchQueue, Runtime
 from asap_ray.spec import NUM_SLOTS
+from asap_ray.totals import Pace, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Rank:
     queue: BatchQueue
     laps: Laps[Flight]
     duty: Duty = field(default_factory=Duty.zero)
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class Flight:
     state: Any
     admitted_s: float
     num_rows: int  # of this pass: the prompts' tokens, later one a request that goes on
+    size: str  # of this pass: `size_of`
+    num_passes: int = 0  # before this one
     layer: int = 0
     stamps: Stamps = field(default_factory=Stamps)
 
@@ -70,7 +75,7 @@ async def _admit(rank: Rank, slot: int, occupied: tuple[Batch, ...]) -> Flight |
     if batch is None:
         return None
     admitted_s = rank.runtime.now()
-    flight = Flight(batch, slot, await rank.stage.start(batch), admitted_s, batch.num_tokens)
+    flight = Flight(batch, slot, await rank.stage.start(batch), admitted_s, batch.num_tokens, _prefill_size(batch))
     rank.laps.lap(START, flight)
     return flight
 
@@ -91,18 +96,34 @@ async def _advance(rank: Rank, flight: Flight) -> bool:
     stamps.attention_s += attention_s
     stamps.dispatch_s += laps.lap(DISPATCH, flight)
     rank.duty.add(attention_s, flight.num_rows)
+    rank.pace.add(flight.size, attention_s)
     flight.layer += 1
     return True
 
 
 async def _finish(rank: Rank, flight: Flight, expert_out: Any) -> bool:
     """Tokens out; the batch stays in its slot while a request of it decodes."""
-    finished = await rank.stage.finish(flight.state, expert_out)
+    finished = await rank.stage.finish(flight.state, expert_out, rank.queue.unwanted())
     finish_s = rank.laps.lap(FINISH, flight)
     flight.stamps.attention_s += finish_s
     flight.stamps.total_s = rank.runtime.now() - flight.admitted_s
     rank.duty.add(finish_s, 0)
     await rank.queue.deliver(flight.batch, finished.tokens, flight.stamps)
     flight.state, flight.layer = finished.next_state, 0
-    flight.num_rows = sum(token.finish_reason is None for token in finished.tokens)
+    if finished.next_state is not None:
+        _go_on(flight, {token.request_id for token in finished.tokens if token.finish_reason is None})
     return finished.next_state is not None
+
+
+def _go_on(flight: Flight, going: Set[str]) -> None:
+    """The next pass has a row for each request that wants more."""
+    flight.num_passes += 1
+    flight.num_rows = len(going)
+    prompt_tokens = sum(each.prompt_tokens for each in flight.batch.requests if each.request_id in going)
+    flight.size = size_of(len(going), prompt_tokens // max(1, len(going)) + flight.num_passes)
+
+
+def _prefill_size(batch: Batch) -> str:
+    """A token attends to what is before it: to half of its own chunk on average."""
+    num_pairs = sum(each.num_tokens * (each.past_tokens + each.num_tokens // 2) for each in batch.requests)
+    return size_of(batch.num_tokens, num_pairs // max(1, batch.num_tokens))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import weakref
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _PREFIX: Final = "asap-"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -27,9 +29,20 @@ class PageMemory:
         self.pid = os.getpid()
         self.fd = fd
         self.num_bytes = num_bytes
-        mapping = mmap.mmap(fd, num_bytes)
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-        self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+        self._mapping = mmap.mmap(fd, num_bytes)
+        self._mapping.madvise(mmap.MADV_HUGEPAGE)
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """All of it, uint8; it stays mapped as long as a tensor shows it."""
+        import torch  # noqa: PLC0415 - a frontend, which maps pages for NIXL to register, does without
+
+        return torch.frombuffer(self._mapping, dtype=torch.uint8)
+
+    @property
+    def address(self) -> int:
+        """Where it is in this process, as long as this object lives."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
 
     @classmethod
     def create(cls, name: str, num_bytes: int) -> PageMemory:

@@ -34,6 +34,7 @@ class Storage:
         self.num_blocks = num_blocks
         if memory is None:
             memory = torch.empty(num_blocks * spec.block_bytes, dtype=torch.uint8)
+        self._device = memory.device
         self._pages: dict[str, torch.Tensor] = {}
         self._parts: dict[str, list[torch.Tensor]] = {}  # views of the pages, [L, R, D]
         elements = memory.view(getattr(torch, spec.element))  # its values are torch's names
@@ -48,11 +49,11 @@ class Storage:
         return self._pages[name]
 
     def places(self, kind: CacheKind, table: Sequence[int]) -> torch.Tensor:
-        """Which rows of a layer are those of each token that a table has room for, [G, C] int64."""
+        """Which rows of a layer are those of each token that a table has room for, [G, C] int64, where pages are."""
         block_B11 = torch.tensor(table, dtype=torch.int64)[:, None, None]
         head_G1, offset_P = torch.arange(kind.heads)[:, None], torch.arange(self.spec.block_size)
         place_BGP = (block_B11 * kind.heads + head_G1) * self.spec.block_size + offset_P
-        return place_BGP.transpose(0, 1).flatten(1)
+        return place_BGP.transpose(0, 1).flatten(1).to(self._device)
 
     def write(self, name: str, layer_idx: int, place_Gn: torch.Tensor, rows_GnD: Sequence[torch.Tensor]) -> None:
         """Put each part of n rows of a layer into their places."""

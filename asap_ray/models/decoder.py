@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 import numpy as np
@@ -16,13 +17,12 @@ from asap_ray.kvcache.kinds import CacheSpec
 from asap_ray.kvcache.storage import PagedRows, Storage
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.dense import DenseMLP
-from asap_ray.models.fused import rms_norm
 from asap_ray.models.passes import Answer, Cache, Pass, Sequence
 from asap_ray.models.router import Router
 from asap_ray.models.sampler import Sampler
 from asap_ray.models.vocabulary import Vocabulary
 from asap_ray.models.weights import Shard
-from asap_ray.protocol import Collective, Finished, Routed
+from asap_ray.protocol import NOBODY, Collective, Finished, Routed
 from asap_ray.spec import RowType
 
 FLOAT_BYTES: Final = 4
@@ -60,6 +60,7 @@ class Decoder:
         self._config = config
         self._collective = collective
         self._dtype = shard.dtype
+        self._kernels = shard.kernels
         self.num_layers = len(config.moe_layers)
         self._layers = [DecoderLayer(shard, config, layer_idx) for layer_idx in range(config.num_layers)]
         self._vocabulary = Vocabulary(shard, config, collective)
@@ -121,7 +122,8 @@ class Decoder:
             assert self._storage, f"prompt {request.request_id!r} has a table of blocks; there are no pages"
             return PagedRows(self._storage, request.table, request.cached_tokens)
         if request.kv_tokens:
-            return Cache(self._layers[0].attention.kept, len(self._layers), request.kv_tokens, self._dtype)
+            kinds, where = self._layers[0].attention.kept, (self._dtype, self._kernels.device)
+            return Cache(kinds, len(self._layers), request.kv_tokens, *where)
         return None
 
     def _pass(self, answers: list[Answer], token_ids_S: torch.Tensor) -> Pass:
@@ -131,9 +133,10 @@ class Decoder:
         token_ids_S = functional.pad(token_ids_S, (0, padding))
         positions = [torch.arange(a.sequence.num_cached, a.sequence.num_cached + a.sequence.num_rows) for a in answers]
         positions_S = torch.cat((*positions, torch.zeros(padding, dtype=torch.int64)))
+        cos_SF, sin_SF = self._config.attention.rope.angles_at(positions_S)
         return Pass(
             answers=answers,
-            angles=self._config.attention.rope.angles_at(positions_S),
+            angles=(cos_SF.to(self._kernels.device), sin_SF.to(self._kernels.device)),
             residual_RH=self._vocabulary.embed(token_ids_S),
             num_rows=min(max(num_tokens - self._collective.rank * rank_rows, 0), rank_rows),
         )
@@ -149,7 +152,7 @@ class Decoder:
         layer = self._layers[moe_layer_idx]
         self._attention(state, layer)
         state.layer_idx += 1
-        hidden_RH = rms_norm(state.residual_RH, layer.output_norm_H, self._config.rms_norm_eps)
+        hidden_RH = self._kernels.rms_norm(state.residual_RH, layer.output_norm_H, self._config.rms_norm_eps)
         hidden_PH = hidden_RH[: state.num_rows]
         assert layer.router is not None
         expert_ids_PK, weights_PK = layer.router(hidden_PH)
@@ -157,36 +160,43 @@ class Decoder:
             self._mlp(state, layer.dense, hidden_RH.to(self._dtype))
         return Routed(hidden_PH.to(self._dtype), expert_ids_PK, weights_PK)
 
-    async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
-        """See `AttentionStage`; rank 0 samples, every rank says the same."""
+    async def finish(self, state: Pass, expert_out: torch.Tensor, unwanted: Set[str] = NOBODY) -> Finished:
+        """See `AttentionStage`; rank 0 samples and knows what is unwanted, every rank says the same."""
         with torch.inference_mode():
             self._add_experts(state, expert_out)
-            return self._finish(state)
+            return self._finish(state, unwanted)
 
-    def _finish(self, state: Pass) -> Finished:
+    def _finish(self, state: Pass, unwanted: Set[str]) -> Finished:
         self._dense_layers(state, self._config.num_layers)
         if not state.sampling:
             return Finished((), None)
-        logits_BV = self.logits(state)
+        logits_BV = self.logits(state).cpu()
         message = None
         if self._collective.rank == 0:
-            choices = [a.sampler.choose(logits_V) for a, logits_V in zip(state.sampling, logits_BV, strict=True)]
+            choices = [
+                (answer.sampler.choose(logits_V), answer.request.request_id not in unwanted)
+                for answer, logits_V in zip(state.sampling, logits_BV, strict=True)
+            ]
             message = torch.tensor(choices, dtype=torch.int32).numpy().tobytes()
-        token_ids_B = torch.frombuffer(bytearray(self._collective.broadcast(message)), dtype=torch.int32)
+        choices_B2 = torch.frombuffer(bytearray(self._collective.broadcast(message)), dtype=torch.int32).view(-1, 2)
         tokens = [
-            answer.extend(token_id, logits_V)
-            for answer, token_id, logits_V in zip(state.sampling, token_ids_B.tolist(), logits_BV, strict=True)
+            answer.extend(token_id, logits_V, is_wanted=bool(is_wanted))
+            for answer, (token_id, is_wanted), logits_V in zip(
+                state.sampling, choices_B2.tolist(), logits_BV, strict=True
+            )
         ]
         return Finished(tuple(tokens), self._next(state, tokens))
 
     def logits(self, state: Pass) -> torch.Tensor:
         """Float32 logits of the last row of each request that gets a token, [B, V], on every rank."""
         last_B = torch.tensor([answer.sequence.rows.stop - 1 for answer in state.sampling])
-        num_rows = len(state.residual_RH)
-        own_B = last_B // num_rows == self._collective.rank
-        last_BH = state.residual_RH[last_B % num_rows] * own_B[:, None]  # one rank has each row, the others add zero
+        num_rows, device = len(state.residual_RH), self._kernels.device
+        own_B1 = (last_B // num_rows == self._collective.rank)[:, None].to(device)
+        row_B = (last_B % num_rows).to(device)
+        last_BH = state.residual_RH.index_select(0, row_B) * own_B1  # one rank has each row, the others add zero
         gathered_TBH = self._collective.all_gather(last_BH).unflatten(0, (-1, len(last_B)))
-        return self._vocabulary.logits(rms_norm(gathered_TBH.sum(0), self._norm_H, self._config.rms_norm_eps))
+        normed_BH = self._kernels.rms_norm(gathered_TBH.sum(0), self._norm_H, self._config.rms_norm_eps)
+        return self._vocabulary.logits(normed_BH)
 
     def _next(self, state: Pass, tokens: list[Token]) -> Pass | None:
         """The decode step of the requests that want more."""
@@ -220,4 +230,4 @@ class Decoder:
 
     def _normalised(self, state: Pass, norm_H: torch.Tensor) -> torch.Tensor:
         """This rank's rows in the compute type."""
-        return rms_norm(state.residual_RH, norm_H, self._config.rms_norm_eps, self._dtype)
+        return self._kernels.rms_norm(state.residual_RH, norm_H, self._config.rms_norm_eps, self._dtype)

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from asap_ray.models.fused import swiglu
-from asap_ray.models.matrix import fill, fill_gate_up, multiply_swiglu, panels_for
+from asap_ray.models.matrix import fill, fill_gate_up, lies_in_panels, multiply_swiglu, panels_for
 from asap_ray.models.weights import Shard
 
 
@@ -20,7 +19,8 @@ class DenseMLP:
         )
         down_IH = shard.row_parallel(f"{name}.down_proj.weight", (hidden, width))
         self._num_inner = len(down_IH)
-        self._is_in_panels = shard.dtype is torch.float32
+        self._swiglu = shard.kernels.swiglu
+        self._is_in_panels = lies_in_panels(down_IH)
         if self._is_in_panels:
             self._gate_up, self._down = (torch.zeros(shape) for shape in panels_for(hidden, self._num_inner))
             fill_gate_up(self._gate_up, gate_HI, up_HI)
@@ -37,4 +37,4 @@ class DenseMLP:
         if self._is_in_panels:
             num_rows = torch.tensor([len(hidden_SH)], dtype=torch.int32)
             return multiply_swiglu(hidden_SH, num_rows, self._gate_up[None], self._down[None])
-        return swiglu(hidden_SH @ self._gate_up) @ self._down
+        return self._swiglu(hidden_SH @ self._gate_up) @ self._down

@@ -23,7 +23,7 @@ from asap_ray.kvcache.kinds import indexer
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.mla import NORM_EPS, Latent, LatentAttention
 from asap_ray.models.passes import Sequence
-from asap_ray.models.rope import Angles, Rope, rotate_
+from asap_ray.models.rope import Angles, Rope
 from asap_ray.models.weights import Shape, Shard
 
 BLOCK: Final = 1 << 21
@@ -74,6 +74,7 @@ class Indexer:
         name, part = f"model.layers.{layer_idx}.self_attn.indexer", shard.checkpoint.part
         num_heads, head_dim, rank = sizes.num_heads, sizes.head_dim, sizes.latent.query_rank
         self.num_heads, self.head_dim = num_heads, head_dim
+        self._rotate_ = shard.kernels.rotate_
         self._query_QX = shard.own(part(f"{name}.wq_b.weight", (num_heads * head_dim, rank)).T)
         self._key_HX = shard.own(part(f"{name}.wk.weight", (head_dim, hidden)).T)
         weights_IH = part(f"{name}.weights_proj.weight", (num_heads, hidden)).float() * (num_heads * head_dim) ** -0.5
@@ -90,8 +91,14 @@ class Indexer:
     def queries(self, query_SQ: torch.Tensor, angles: Angles) -> torch.Tensor:
         """Rotated queries of all heads, [S, I, X]."""
         query_SIX = (query_SQ @ self._query_QX).view(len(query_SQ), self.num_heads, self.head_dim)
-        rotate_(query_SIX, angles)
+        self._rotate_(query_SIX, angles)
         return query_SIX
+
+    def rotate_keys_(self, key_SX: torch.Tensor, angles: Angles) -> torch.Tensor:
+        """Keys as a cache keeps them, [S, 1, X]; in place."""
+        key_S1X = key_SX[:, None]
+        self._rotate_(key_S1X, angles)
+        return key_S1X
 
 
 def score(query_bIX: torch.Tensor, weights_bI: torch.Tensor, key_sX: torch.Tensor) -> torch.Tensor:
@@ -105,7 +112,7 @@ def score(query_bIX: torch.Tensor, weights_bI: torch.Tensor, key_sX: torch.Tenso
     num_queries, num_heads, _ = query_bIX.shape
     each_bIs = (query_bIX.flatten(0, 1).float() @ key_sX.T).relu_().view(num_queries, num_heads, len(key_sX))
     scores_bs: torch.Tensor = torch.bmm(weights_bI[:, None].float(), each_bIs)[:, 0]
-    later_bb = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1)
+    later_bb = torch.ones(num_queries, num_queries, dtype=torch.bool).triu_(1).to(scores_bs.device)
     scores_bs[:, -num_queries:].masked_fill_(later_bb, -torch.inf)
     return scores_bs
 
@@ -139,8 +146,7 @@ class SparseLatentAttention:
             rows_SA, [rank + sizes.latent.kept_dim, sizes.head_dim, num_heads], dim=1
         )
         query_SND, kept_S1W = self._latent.project(latent_SA, angles)
-        index_key_S1X = index_key_SX[:, None]
-        rotate_(index_key_S1X, angles)
+        index_key_S1X = self._indexer.rotate_keys_(index_key_SX, angles)
         index_query_SIX = self._indexer.queries(latent_SA[:, :rank], angles)
         mixed_SNV = query_SND.new_zeros(*query_SND.shape[:2], sizes.latent.value_dim)
         for sequence in sequences:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -67,7 +67,9 @@ def rows_by_expert(num_rows_E: torch.Tensor) -> Iterator[tuple[int, slice]]:
         start += num_rows
 
 
-def read_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range) -> Iterator[tuple[int, int, Matrices]]:
+def read_experts(
+    checkpoint: Checkpoint, config: ModelConfig, experts: Sequence[int]
+) -> Iterator[tuple[int, int, Matrices]]:
     """Layer, place among `experts`, and the matrices of each: gate and up [I, H], down [H, I]."""
     hidden, width, names = config.hidden, config.moe_intermediate, config.names
     for layer, layer_idx in enumerate(config.moe_layers):
@@ -78,7 +80,7 @@ def read_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range) ->
             yield layer, local, (gate_IH, up_IH, checkpoint.part(f"{prefix}.{names.down}.weight", (hidden, width)))
 
 
-def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype) -> MoEStage:
+def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: Sequence[int], dtype: torch.dtype) -> MoEStage:
     """The stage of one device's experts."""
     if dtype is not torch.float32:
         return ExpertStage(*load_expert_weights(checkpoint, config, experts, dtype))
@@ -89,7 +91,7 @@ def load_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range, dt
 
 
 def load_expert_weights(
-    checkpoint: Checkpoint, config: ModelConfig, experts: range, dtype: torch.dtype
+    checkpoint: Checkpoint, config: ModelConfig, experts: Sequence[int], dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Read the experts of one device, by their global ids: gate and up [L, E, J, H], down [L, E, H, I]."""
     num_layers, hidden, width = len(config.moe_layers), config.hidden, config.moe_intermediate

@@ -16,10 +16,10 @@ from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import grouped_query
 from asap_ray.models.config import ModelConfig
 from asap_ray.models.fields import Fields
-from asap_ray.models.fused import attend_in_panels, norm_and_rotate_
+from asap_ray.models.fused import attend_in_panels
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
-from asap_ray.models.rope import Angles, Rope, rotate_
+from asap_ray.models.rope import Angles, Rope
 from asap_ray.models.weights import Shape, Shard
 
 PANEL_QUERIES: Final = 64
@@ -99,6 +99,7 @@ class GroupedQueryAttention:
         if num_heads % shard.size:
             raise ConfigError(f"tp={shard.size} must divide num_attention_heads={num_heads}")
         self._layer_idx = layer_idx
+        self._kernels = shard.kernels
         self._head_dim = head_dim
         self._eps = config.rms_norm_eps
         self._name, self._config = f"model.layers.{layer_idx}.self_attn", attention
@@ -133,7 +134,7 @@ class GroupedQueryAttention:
                 shard.checkpoint.part(name, shape, slice(head * head_dim, (head + 1) * head_dim)).to(shard.dtype)
                 for head in own
             ]
-        return torch.cat(parts)
+        return torch.cat(parts).to(shard.kernels.device)
 
     def workspace(self, num_tokens: int, num_threads: int) -> int:
         """See `AttentionLayer`: queries, keys and values, what they make; a head in panels for each thread."""
@@ -157,14 +158,14 @@ class GroupedQueryAttention:
     def _norm_and_rotate_(self, qkv_SC: torch.Tensor, angles: Angles) -> None:
         num_queries, num_keys, _ = self._split
         if self._norms_D and self._config.rope.dim == self._head_dim:
-            norm_and_rotate_(qkv_SC, self._norms_D, angles, (num_queries, num_keys), self._eps)
+            self._kernels.norm_and_rotate_(qkv_SC, self._norms_D, angles, (num_queries, num_keys), self._eps)
             return
         heads_SND = qkv_SC.view(len(qkv_SC), sum(self._split), self._head_dim)[:, : num_queries + num_keys]
         if self._norms_D:
             norms_ND = torch.cat([n.expand(num, -1) for n, num in zip(self._norms_D, self._split[:2], strict=True)])
             normed_SND = functional.rms_norm(heads_SND.float(), (self._head_dim,), eps=self._eps)
             heads_SND.copy_(normed_SND * norms_ND)
-        rotate_(heads_SND, angles)
+        self._kernels.rotate_(heads_SND, angles)
 
     def _mix(self, qkv_SC: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         """The heads' outputs side by side, [S, C]."""
@@ -175,7 +176,7 @@ class GroupedQueryAttention:
         for sequence in sequences:
             rows = sequence.rows
             key_GnD, value_GnD = sequence.extend(self._layer_idx, key_SGD[rows], value_SGD[rows])
-            mixed.append(attend(query_SND[rows], key_GnD, value_GnD))
+            mixed.append(self._kernels.attend(query_SND[rows], key_GnD, value_GnD))
         padding = num_tokens - sum(map(len, mixed))
         if padding or not mixed:
             mixed.append(query_SND.new_zeros(padding, *query_SND.shape[1:]))

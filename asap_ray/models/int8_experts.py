@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from asap_ray.models.config import ModelConfig
@@ -56,7 +58,7 @@ class Int8ExpertStage:
             return results_RH
 
 
-def load_int8_experts(checkpoint: Checkpoint, config: ModelConfig, experts: range) -> Int8ExpertStage:
+def load_int8_experts(checkpoint: Checkpoint, config: ModelConfig, experts: Sequence[int]) -> Int8ExpertStage:
     """Read and quantise the experts of one device, by their global ids; one expert at a time is wide."""
     num_layers, hidden, width = len(config.moe_layers), config.hidden, config.moe_intermediate
     gate_up = Int8Table(num_layers, len(experts), (2 * width, hidden))

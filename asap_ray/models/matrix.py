@@ -1,6 +1,6 @@
 """Weights of one matrix product, laid out once for the kernel that computes it.
 
-Float32 goes through native code, whose matrices lie in panels; other types go through torch.
+Float32 on CPUs goes through native code, whose matrices lie in panels; other types and devices go through torch.
 """
 
 # Shapes: S rows, A inputs, B outputs, P panels of C = 32 columns, H hidden, I intermediate,
@@ -24,8 +24,8 @@ class Matrix:
     def __init__(self, weight_AB: torch.Tensor) -> None:
         """Copies the weights."""
         self.num_outputs = weight_AB.shape[1]
-        is_float32 = weight_AB.dtype is torch.float32
-        self._weight = panels_of(weight_AB) if is_float32 else weight_AB.clone(memory_format=torch.contiguous_format)
+        in_panels = lies_in_panels(weight_AB)
+        self._weight = panels_of(weight_AB) if in_panels else weight_AB.clone(memory_format=torch.contiguous_format)
 
     def __call__(self, x_SA: torch.Tensor) -> torch.Tensor:
         """[S, B], for rows of the weights' type."""
@@ -34,6 +34,11 @@ class Matrix:
         out_SB = x_SA.new_empty(len(x_SA), self.num_outputs)
         _native.multiply(out_SB.numpy(), x_SA.contiguous().numpy(), self._weight.numpy(), torch.get_num_threads())
         return out_SB
+
+
+def lies_in_panels(weight_AB: torch.Tensor) -> bool:
+    """Whether native code computes with a matrix."""
+    return weight_AB.dtype is torch.float32 and weight_AB.is_cpu
 
 
 def panels_of(weight_AB: torch.Tensor) -> torch.Tensor:

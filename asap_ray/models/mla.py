@@ -19,11 +19,9 @@ import torch
 from asap_ray.errors import ConfigError
 from asap_ray.kvcache.kinds import latent
 from asap_ray.models.config import ModelConfig
-from asap_ray.models.fused import rms_norm
-from asap_ray.models.gqa import attend
 from asap_ray.models.matrix import Matrix
 from asap_ray.models.passes import Sequence
-from asap_ray.models.rope import Angles, Rope, rotate_pairs_
+from asap_ray.models.rope import Angles, Rope
 from asap_ray.models.weights import Shape, Shard
 
 NORM_EPS: Final = 1e-6
@@ -88,6 +86,7 @@ class LatentAttention:
             raise ConfigError(f"tp={shard.size} must divide num_attention_heads={sizes.num_heads}")
         self._sizes = sizes
         self._layer_idx = layer_idx
+        self._kernels = shard.kernels
         self.kept = (latent(sizes.latent_rank, sizes.rope.dim),)
         name, heads = f"model.layers.{layer_idx}.self_attn", shard.part(sizes.num_heads)
         part = shard.checkpoint.part
@@ -130,11 +129,11 @@ class LatentAttention:
         down_RA = self._down_HA(hidden_RH)
         rank = self._sizes.query_rank
         latent_RC = down_RA[:, rank : rank + self._sizes.latent_rank]
-        latent_RC.copy_(rms_norm(latent_RC.float().contiguous(), self._latent_norm_C, NORM_EPS))
+        latent_RC.copy_(self._kernels.rms_norm(latent_RC.float().contiguous(), self._latent_norm_C, NORM_EPS))
         if not rank:
             return torch.cat((hidden_RH, down_RA), dim=1)
         query_RQ = down_RA[:, :rank]
-        query_RQ.copy_(rms_norm(query_RQ.float().contiguous(), self._query_norm_Q, NORM_EPS))
+        query_RQ.copy_(self._kernels.rms_norm(query_RQ.float().contiguous(), self._query_norm_Q, NORM_EPS))
         return down_RA
 
     def __call__(self, rows_SA: torch.Tensor, angles: Angles, sequences: list[Sequence]) -> torch.Tensor:
@@ -152,8 +151,8 @@ class LatentAttention:
         query_SQ, kept_SW = rows_SA[:, : -sizes.kept_dim], rows_SA[:, -sizes.kept_dim :]
         query_SND = self._query_QX(query_SQ).view(len(rows_SA), len(self._up_NXC), sizes.head_dim)
         kept_S1W = kept_SW[:, None]
-        rotate_pairs_(query_SND[..., sizes.nope_dim :], angles)
-        rotate_pairs_(kept_S1W[..., sizes.latent_rank :], angles)
+        self._kernels.rotate_pairs_(query_SND[..., sizes.nope_dim :], angles)
+        self._kernels.rotate_pairs_(kept_S1W[..., sizes.latent_rank :], angles)
         return query_SND, kept_S1W
 
     def combine(self, mixed_SNV: torch.Tensor) -> torch.Tensor:
@@ -172,7 +171,7 @@ class LatentAttention:
         """With the keys and values of each head."""
         mixed_nNV = query_nND.new_empty(*query_nND.shape[:2], self._sizes.value_dim)
         for heads, key_bmD, value_bmV in self._expand(kept_1mW[0]):
-            mixed_nNV[:, heads] = attend(query_nND[:, heads], key_bmD, value_bmV)
+            mixed_nNV[:, heads] = self._kernels.attend(query_nND[:, heads], key_bmD, value_bmV)
         return mixed_nNV
 
     def _expand(self, kept_mW: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
@@ -193,7 +192,8 @@ class LatentAttention:
     def _attend_latents(self, query_nND: torch.Tensor, kept_1mW: torch.Tensor) -> torch.Tensor:
         """With the latents as keys and values of all heads at once."""
         query_nNW = self.absorb(query_nND) * self._sizes.kept_dim**0.5
-        return self.raise_values(attend(query_nNW, kept_1mW, kept_1mW)[..., : self._sizes.latent_rank])
+        mixed_nNW = self._kernels.attend(query_nNW, kept_1mW, kept_1mW)
+        return self.raise_values(mixed_nNW[..., : self._sizes.latent_rank])
 
     def absorb(self, query_nND: torch.Tensor) -> torch.Tensor:
         """Queries that meet latents instead of keys, [n, N, W]; their products are the softmax's arguments."""

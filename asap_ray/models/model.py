@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from asap_ray.models.config import ModelConfig
 from asap_ray.models.decoder import Decoder
 from asap_ray.models.experts import load_expert_weights, load_experts
 from asap_ray.models.families import read_config
+from asap_ray.models.host_kernels import HOST
 from asap_ray.models.int8_experts import Int8ExpertStage, load_int8_experts
+from asap_ray.models.kernels import Kernels
 from asap_ray.models.tensors import check_names
 from asap_ray.models.undivided import Undivided
 from asap_ray.models.weights import Checkpoint, Shard
@@ -33,23 +36,23 @@ class Model:
         """What the engine needs to know."""
         return self.config.spec
 
-    def attention_stage(self, collective: Collective, compute_dtype: torch.dtype) -> Decoder:
-        """Everything but the routed experts, the share of one rank."""
+    def attention_stage(self, collective: Collective, compute_dtype: torch.dtype, kernels: Kernels = HOST) -> Decoder:
+        """Everything but the routed experts, the share of one rank, where `kernels` compute."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
-            shard = Shard(checkpoint, collective.rank, collective.size, compute_dtype)
+            shard = Shard(checkpoint, collective.rank, collective.size, compute_dtype, kernels)
             return Decoder(shard, self.config, collective)
 
-    def expert_stage(self, experts: range, compute_dtype: torch.dtype) -> MoEStage:
+    def expert_stage(self, experts: Sequence[int], compute_dtype: torch.dtype) -> MoEStage:
         """The routed experts of one device, by their global ids."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_experts(checkpoint, self.config, experts, compute_dtype)
 
-    def expert_weights(self, experts: range, compute_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def expert_weights(self, experts: Sequence[int], compute_dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Their weights alone, for a device with kernels of its own: [L, E, 2 I, H] and [L, E, H, I]."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_expert_weights(checkpoint, self.config, experts, compute_dtype)
 
-    def int8_expert_stage(self, experts: range) -> Int8ExpertStage:
+    def int8_expert_stage(self, experts: Sequence[int]) -> Int8ExpertStage:
         """The same in int8, for rows of any compute type."""
         with Checkpoint(self.directory, self.config.fp8_block) as checkpoint:
             return load_int8_experts(checkpoint, self.config, experts)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -25,11 +25,14 @@ class Cache:
         num_layers: decoder layers.
         num_tokens: of prompt and answer.
         dtype: the compute type.
+        device: where attention computes.
     """
 
-    def __init__(self, kinds: Many[CacheKind], num_layers: int, num_tokens: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, kinds: Many[CacheKind], num_layers: int, num_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._kept = [
-            torch.empty(num_layers, kind.heads, num_tokens, width, dtype=dtype)
+            torch.empty(num_layers, kind.heads, num_tokens, width, dtype=dtype, device=device)
             for kind in kinds
             for width in kind.parts
         ]
@@ -78,10 +81,11 @@ class Answer:
     sequence: Sequence
     num_generated: int = 0
 
-    def extend(self, token_id: int, logits_V: torch.Tensor) -> Token:
-        """Count one more token, and describe it."""
+    def extend(self, token_id: int, logits_V: torch.Tensor, *, is_wanted: bool) -> Token:
+        """Count one more token, and describe it: the last one if no more are wanted."""
         self.num_generated += 1
-        return token_of(self.request, token_id, self.num_generated, logits_V)
+        token = token_of(self.request, token_id, self.num_generated, logits_V)
+        return token if is_wanted or token.finish_reason else replace(token, finish_reason="abort")
 
 
 @dataclass(slots=True)

@@ -85,7 +85,8 @@ class Router:
     def __init__(self, shard: Shard, config: ModelConfig, layer_idx: int) -> None:
         block, num_experts = f"model.layers.{layer_idx}.{config.names.block}", config.num_experts
         gate_EH = shard.checkpoint.view(f"{block}.gate.weight", (num_experts, config.hidden))
-        self._gate_HE = gate_EH.T.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        gate_HE = gate_EH.T.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        self._gate_HE = gate_HE.to(shard.kernels.device)
         self._choose = config.routing.choose
         self._bias_E = shard.vector(f"{block}.{config.routing.bias}", num_experts) if config.routing.bias else None
 

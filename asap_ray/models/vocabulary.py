@@ -36,15 +36,19 @@ class Vocabulary:
         return shard.own(mapped[self._first : self._first + self._num_rows])
 
     def embed(self, token_ids_S: torch.Tensor) -> torch.Tensor:
-        """This rank's S/T rows of the embedding, float32; S is a multiple of T."""
+        """This rank's S/T rows of the embedding, float32; ids on the host, S a multiple of T."""
         if self._collective.size == 1:
-            return functional.embedding(token_ids_S, self._embedding_VH).float()
+            return self._rows(token_ids_S)
         local_S = token_ids_S - self._first
         inside_S = (local_S >= 0) & (local_S < len(self._embedding_VH))
-        rows_SH = functional.embedding(local_S.where(inside_S, 0), self._embedding_VH).float()
-        rows_SH[~inside_S] = 0
+        rows_SH = self._rows(local_S.where(inside_S, 0))
+        rows_SH.masked_fill_(~inside_S[:, None].to(rows_SH.device), 0)
         embedded: torch.Tensor = self._collective.reduce_scatter(rows_SH)
         return embedded
+
+    def _rows(self, local_S: torch.Tensor) -> torch.Tensor:
+        """Of the embedding, float32, where the weights lie."""
+        return functional.embedding(local_S.to(self._embedding_VH.device), self._embedding_VH).float()
 
     def logits(self, hidden_BH: torch.Tensor) -> torch.Tensor:
         """Logits over the whole vocabulary, float32 whatever the weights: two in bfloat16 are often equal."""

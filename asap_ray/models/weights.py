@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from asap_ray.errors import ConfigError
+from asap_ray.models.kernels import Kernels
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -148,12 +149,16 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What rank j of T reads of a checkpoint: its own part of every matrix, stored [in, out] (docs/log.md: faster)."""
+    """What rank j of T reads of a checkpoint: its own part of every matrix, stored [in, out] (docs/log.md: faster).
+
+    It lies where `kernels` compute.
+    """
 
     checkpoint: Checkpoint
     rank: int
     size: int
     dtype: torch.dtype
+    kernels: Kernels
 
     def part(self, total: int) -> range:
         """This rank's indices of `total`: contiguous, sizes differing by at most one."""
@@ -161,7 +166,7 @@ class Shard:
 
     def vector(self, name: str, length: int) -> torch.Tensor:
         """A norm's weight, in float32."""
-        return self.checkpoint.view(name, (length,)).to(torch.float32, copy=True)
+        return self.checkpoint.view(name, (length,)).to(torch.float32, copy=True).to(self.kernels.device)
 
     def column_parallel(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
         """This rank's outputs of the matrix [out, in] of `shape`, as [in, out / T]."""
@@ -175,4 +180,5 @@ class Shard:
 
     def own(self, mapped: torch.Tensor) -> torch.Tensor:
         """A contiguous copy in the compute type."""
-        return mapped.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
+        own = mapped.to(self.dtype, copy=True, memory_format=torch.contiguous_format)
+        return own.to(self.kernels.device)

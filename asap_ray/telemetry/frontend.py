@@ -222,8 +222,8 @@ DEVICE_SLOWNESS: Final = gauge(
     "asap_device_slowness",
     "ratio",
     (*_APP, "device"),
-    "How many times as long as the others a MoE device computes for a layer of a batch; 1 if it is idle or alone.",
-    "Duty.compute_s over Duty.num_items, of the last 20 layers of batches or more, every 10 s (Stragglers)",
+    "How many times as long as the others of its kind a device computes for layers of one size; 1 if idle or alone.",
+    "Pace: seconds of the last 20 layers of batches or more, beside the others' of that size, each 10 s (Stragglers)",
 )
 GROUP_FAILURES: Final = counter(
     "asap_group_failures",

@@ -114,7 +114,7 @@ class Load:
             return True
         if outcome.startswith("retriable "):
             self.tally.outcomes[outcome] += 1
-        elif outcome.startswith(("transport", "status 5")) and (was_forgiving or self._is_forgiving()):
+        elif outcome.startswith("transport") and (was_forgiving or self._is_forgiving()):
             self.tally.outcomes[f"{outcome}, the frontend away"] += 1
         else:
             self.tally.violate(outcome)

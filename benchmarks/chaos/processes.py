@@ -43,12 +43,17 @@ def descendants(pid: int) -> Iterator[int]:
         below += children.get(child, ())
 
 
-def role_of(pid: int) -> str:
-    """Empty for those that are not ours."""
+def title_of(pid: int) -> str:
+    """Its command line; empty if it is gone."""
     try:
-        title = Path(f"/proc/{pid}/cmdline").read_text()
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
+
+
+def role_of(pid: int) -> str:
+    """Empty for those that are not ours."""
+    title = title_of(pid)
     return next((role for start, role in ROLES.items() if title.startswith(start)), "")
 
 

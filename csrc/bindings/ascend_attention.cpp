@@ -49,17 +49,18 @@ void combine_recv_on_die(AttentionComm& comm, std::int64_t slot, std::uintptr_t 
 void bind_attention(py::module_& m) {
   py::class_<AttentionComm>(m, "AttentionComm")
       .def(py::init([](std::shared_ptr<Die> die, const Layout& layout, BufferPtr buffer,
-                       std::vector<BufferPtr> moe_buffers, std::int64_t dp_group,
+                       std::vector<BufferPtr> moe_buffers,
+                       const std::vector<std::int32_t>& expert_of_place, std::int64_t dp_group,
                        std::int64_t tp_rank, std::uint64_t epoch, const std::string& row_type,
                        const std::string& combine) {
              return std::make_unique<AttentionComm>(
-                 std::move(die), layout, std::move(buffer), std::move(moe_buffers),
+                 std::move(die), layout, std::move(buffer), std::move(moe_buffers), expert_of_place,
                  RankId{dp_group, tp_rank, epoch}, row_type_named(row_type),
                  combine_named(combine));
            }),
            py::arg("die"), py::arg("layout"), py::arg("buffer"), py::arg("moe_buffers"),
-           py::arg("dp_group"), py::arg("tp_rank"), py::arg("epoch"), py::arg("row_type"),
-           py::arg("combine"))
+           py::arg("expert_of_place"), py::arg("dp_group"), py::arg("tp_rank"), py::arg("epoch"),
+           py::arg("row_type"), py::arg("combine"))
       .def("async_dispatch_send", &dispatch_send, py::arg("slot"), py::arg("layer"),
            py::arg("hidden"), py::arg("expert_ids"), py::arg("weights"), py::arg("timeout_s"))
       .def("async_dispatch_send_on_die", &dispatch_send_on_die, py::arg("slot"), py::arg("layer"),

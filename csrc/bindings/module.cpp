@@ -66,6 +66,28 @@ void dispatch_send(AttentionComm& comm, std::int64_t slot, std::int64_t layer,
   comm.async_dispatch_send(slot, layer, rows, choices, timeout_s);
 }
 
+// Rows of each MoE device and pairs of each place, were this a message.
+std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>> route(
+    const Layout& layout, const std::vector<std::int32_t>& expert_of_place,
+    const py::buffer& expert_ids) {
+  const py::buffer_info ids_SK = expert_ids.request();
+  const std::int64_t num_tokens = num_rows_of(ids_SK);
+  const auto* ids = values_of<std::int32_t>(ids_SK, "expert_ids", num_tokens, layout.top_k);
+  const std::vector<float> weights(static_cast<std::size_t>(num_tokens * layout.top_k), 1.0f);
+  check_layout(layout);
+  const Placement placement = placement_of(layout, expert_of_place);
+  Routing routing(layout, placement, Combine::reduced);
+  routing.plan({num_tokens, ids, weights.data()});
+  std::vector<std::int64_t> num_rows_E, num_pairs_P;
+  for (std::int64_t e = 0; e < layout.moe_devices; ++e) {
+    num_rows_E.push_back(std::ssize(routing.tokens(e)));
+  }
+  for (std::int64_t place = 0; place < layout.num_places; ++place) {
+    num_pairs_P.push_back(routing.num_pairs_of_place(place));
+  }
+  return {num_rows_E, num_pairs_P};
+}
+
 void combine_recv(AttentionComm& comm, std::int64_t slot, const py::buffer& out, double timeout_s) {
   const py::buffer_info out_SH = out.request(/*writable=*/true);
   const Rows rows =
@@ -124,14 +146,16 @@ void bind_buffers(py::module_& m) {
 void bind_attention(py::module_& m) {
   py::class_<AttentionComm>(m, "AttentionComm")
       .def(py::init([](const Layout& layout, BufferPtr buffer, std::vector<BufferPtr> moe_buffers,
-                       std::int64_t dp_group, std::int64_t tp_rank, std::uint64_t epoch,
-                       const std::string& row_type, const std::string& combine) {
+                       const std::vector<std::int32_t>& expert_of_place, std::int64_t dp_group,
+                       std::int64_t tp_rank, std::uint64_t epoch, const std::string& row_type,
+                       const std::string& combine) {
              return std::make_unique<AttentionComm>(
-                 layout, std::move(buffer), std::move(moe_buffers),
+                 layout, std::move(buffer), std::move(moe_buffers), expert_of_place,
                  RankId{dp_group, tp_rank, epoch}, row_type_of(row_type), combine_of(combine));
            }),
-           py::arg("layout"), py::arg("buffer"), py::arg("moe_buffers"), py::arg("dp_group"),
-           py::arg("tp_rank"), py::arg("epoch"), py::arg("row_type"), py::arg("combine"))
+           py::arg("layout"), py::arg("buffer"), py::arg("moe_buffers"), py::arg("expert_of_place"),
+           py::arg("dp_group"), py::arg("tp_rank"), py::arg("epoch"), py::arg("row_type"),
+           py::arg("combine"))
       .def("async_dispatch_send", &dispatch_send, py::arg("slot"), py::arg("layer"),
            py::arg("hidden"), py::arg("expert_ids"), py::arg("weights"), py::arg("timeout_s"))
       .def("async_combine_recv", &combine_recv, py::arg("slot"), py::arg("out"),
@@ -141,6 +165,7 @@ void bind_attention(py::module_& m) {
       .def("be_patient", &AttentionComm::be_patient, py::arg("seconds"))
       .def_property_readonly("backpressure_s", &AttentionComm::backpressure_s)
       .def("abort", &AttentionComm::abort);
+  m.def("route", &route, py::arg("layout"), py::arg("expert_of_place"), py::arg("expert_ids"));
 }
 
 void bind_moe(py::module_& m) {

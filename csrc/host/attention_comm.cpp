@@ -23,7 +23,8 @@ struct Copy {
 }  // namespace
 
 AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
-                             std::vector<std::shared_ptr<SharedBuffer>> moe_buffers, RankId id,
+                             std::vector<std::shared_ptr<SharedBuffer>> moe_buffers,
+                             std::span<const std::int32_t> expert_of_place, RankId id,
                              RowType row_type, Combine combine)
     : layout_(layout),
       buffer_(std::move(buffer)),
@@ -36,6 +37,7 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
   check_row_bytes(layout_, element_bytes(row_type));
   check_rank(layout_, id);
   check_bytes("the buffer", buffer_->num_bytes(), layout_.attention_bytes);
+  placement_ = placement_of(layout_, expert_of_place);
   check_count("moe_buffers", std::ssize(moe_buffers_), "MoE devices", layout_.moe_devices);
   for (const auto& moe : moe_buffers_) {
     check_bytes("a MoE buffer", moe->num_bytes(), layout_.moe_bytes);
@@ -43,7 +45,7 @@ AttentionComm::AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer>
     was_clear_.push_back(false);
   }
   for (std::int64_t slot = 0; slot < kNumSlots; ++slot) {
-    slots_.emplace_back(Routing(layout_, combine));
+    slots_.emplace_back(Routing(layout_, placement_, combine));
   }
 }
 
@@ -209,9 +211,9 @@ void AttentionComm::write_header(std::int64_t slot, std::int64_t moe_device) {
   std::copy_n(routing.row_idx(moe_device), num_pairs, message.row_idx);
   std::copy_n(routing.weights(moe_device), num_pairs, message.weights);
 
-  const std::int64_t first = first_expert(layout_, moe_device);
-  for (std::int64_t x = first; x < first_expert(layout_, moe_device + 1); ++x) {
-    message.num_rows_E[x - first] = static_cast<std::int32_t>(routing.num_pairs_of_expert(x));
+  const std::int64_t first = first_place(layout_, moe_device);
+  for (std::int64_t p = first; p < first_place(layout_, moe_device + 1); ++p) {
+    message.num_rows_E[p - first] = static_cast<std::int32_t>(routing.num_pairs_of_place(p));
   }
   Header& header = *message.header;
   header.num_rows = static_cast<std::int32_t>(std::ssize(routing.tokens(moe_device)));

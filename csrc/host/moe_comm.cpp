@@ -55,7 +55,7 @@ MoEComm::MoEComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
 }
 
 std::int64_t MoEComm::num_local_experts() const {
-  return first_expert(layout_, moe_device_ + 1) - first_expert(layout_, moe_device_);
+  return first_place(layout_, moe_device_ + 1) - first_place(layout_, moe_device_);
 }
 
 std::shared_ptr<const MoEComm::Group> MoEComm::group_of(const Buffers& buffers,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace asap {
 namespace {
@@ -18,18 +19,20 @@ Combine combine_of(std::string_view name) {
   return Combine::per_expert;
 }
 
-Routing::Routing(const Layout& layout, Combine combine)
+Routing::Routing(const Layout& layout, const Placement& placement, Combine combine)
     : layout_(&layout),
+      placement_(&placement),
       combine_(combine),
-      device_of_(at(layout.num_experts)),
+      device_of_(at(layout.num_places)),
       expert_seen_(at(layout.num_experts)),
       device_seen_(at(layout.moe_devices)),
+      load_(at(layout.moe_devices)),
       row_begin_(at(layout.moe_devices + 1)),
-      pair_begin_(at(layout.num_experts + 1)),
+      pair_begin_(at(layout.num_places + 1)),
       term_begin_(1) {
   for (std::int64_t e = 0; e < layout.moe_devices; ++e) {
-    std::fill(device_of_.begin() + first_expert(layout, e),
-              device_of_.begin() + first_expert(layout, e + 1), static_cast<std::int32_t>(e));
+    std::fill(device_of_.begin() + first_place(layout, e),
+              device_of_.begin() + first_place(layout, e + 1), static_cast<std::int32_t>(e));
   }
 }
 
@@ -43,23 +46,53 @@ void Routing::count(const Choices& choices) {
   std::fill(device_seen_.begin(), device_seen_.end(), kNobody);
   std::fill(row_begin_.begin(), row_begin_.end(), 0);
   std::fill(pair_begin_.begin(), pair_begin_.end(), 0);
-  const std::int32_t* id = choices.expert_ids;
+  std::fill(load_.begin(), load_.end(), 0);
+  places_.resize(at(choices.num_tokens * layout_->top_k));
+  const std::int32_t* ids = choices.expert_ids;
+  std::int32_t* places = places_.data();
+  const bool has_redundant = layout_->num_places > layout_->num_experts;
   for (std::int32_t token = 0; token < choices.num_tokens; ++token) {
-    for (std::int64_t k = 0; k < layout_->top_k; ++k, ++id) {
-      ASAP_CHECK(*id >= 0 && *id < layout_->num_experts, "token ", token, ": expert ", *id,
-                 " is not in 0..", layout_->num_experts - 1);
-      ASAP_CHECK(expert_seen_[at(*id)] != token, "token ", token, ": expert ", *id,
-                 " is chosen twice");
-      expert_seen_[at(*id)] = token;
-      ++pair_begin_[at(*id + 1)];
-      const std::int32_t device = device_of_[at(*id)];
-      if (device_seen_[at(device)] == token) continue;
-      device_seen_[at(device)] = token;
-      ++row_begin_[at(device + 1)];
+    check(token, ids);
+    for (std::int64_t k = 0; k < layout_->top_k; ++k) {
+      const auto candidates = placement_->of(ids[k]);
+      places[k] = candidates.front();
+      if (candidates.size() == 1) take(token, places[k]);
     }
+    for (std::int64_t k = 0; has_redundant && k < layout_->top_k; ++k) {
+      if (placement_->of(ids[k]).size() == 1) continue;
+      places[k] = best_place(token, ids[k]);
+      take(token, places[k]);
+    }
+    ids += layout_->top_k;
+    places += layout_->top_k;
   }
   std::partial_sum(row_begin_.begin(), row_begin_.end(), row_begin_.begin());
   std::partial_sum(pair_begin_.begin(), pair_begin_.end(), pair_begin_.begin());
+}
+
+void Routing::check(std::int32_t token, const std::int32_t* expert_ids) {
+  for (const std::int32_t id : std::span(expert_ids, at(layout_->top_k))) {
+    ASAP_CHECK(id >= 0 && id < layout_->num_experts, "token ", token, ": expert ", id,
+               " is not in 0..", layout_->num_experts - 1);
+    ASAP_CHECK(expert_seen_[at(id)] != token, "token ", token, ": expert ", id, " is chosen twice");
+    expert_seen_[at(id)] = token;
+  }
+}
+
+std::int32_t Routing::best_place(std::int32_t token, std::int32_t expert) const {
+  return *std::ranges::min_element(placement_->of(expert), {}, [&](std::int32_t place) {
+    const std::size_t device = at(device_of_[at(place)]);
+    return std::pair(device_seen_[device] != token, load_[device]);
+  });
+}
+
+void Routing::take(std::int32_t token, std::int32_t place) {
+  ++pair_begin_[at(place + 1)];
+  const std::int32_t device = device_of_[at(place)];
+  ++load_[at(device)];
+  if (device_seen_[at(device)] == token) return;
+  device_seen_[at(device)] = token;
+  ++row_begin_[at(device + 1)];
 }
 
 void Routing::fill(const Choices& choices) {
@@ -74,14 +107,14 @@ void Routing::fill(const Choices& choices) {
   std::int64_t choice = 0;
   for (std::int32_t token = 0; token < choices.num_tokens; ++token) {
     for (std::int64_t k = 0; k < layout_->top_k; ++k, ++choice) {
-      const std::int32_t expert = choices.expert_ids[choice];
-      const std::size_t device = at(device_of_[at(expert)]);
+      const std::int32_t place = places_[at(choice)];
+      const std::size_t device = at(device_of_[at(place)]);
       if (device_seen_[device] != token) {
         device_seen_[device] = token;
         if (combine_ == Combine::reduced) terms_.push_back({next_row_[device], 1.0f});
         tokens_[at(next_row_[device]++)] = token;
       }
-      const std::int32_t pair = next_pair_[at(expert)]++;
+      const std::int32_t pair = next_pair_[at(place)]++;
       row_idx_[at(pair)] = next_row_[device] - 1 - row_begin_[device];
       weights_[at(pair)] = choices.weights[choice];
       if (combine_ == Combine::per_expert) terms_.push_back({pair, choices.weights[choice]});
@@ -91,7 +124,7 @@ void Routing::fill(const Choices& choices) {
 }
 
 std::int64_t Routing::first_pair(std::int64_t moe_device) const {
-  return pair_begin_[at(first_expert(*layout_, moe_device))];
+  return pair_begin_[at(first_place(*layout_, moe_device))];
 }
 
 std::span<const std::int32_t> Routing::tokens(std::int64_t moe_device) const {
@@ -103,8 +136,8 @@ std::int64_t Routing::num_pairs(std::int64_t moe_device) const {
   return first_pair(moe_device + 1) - first_pair(moe_device);
 }
 
-std::int64_t Routing::num_pairs_of_expert(std::int64_t expert) const {
-  return pair_begin_[at(expert + 1)] - pair_begin_[at(expert)];
+std::int64_t Routing::num_pairs_of_place(std::int64_t place) const {
+  return pair_begin_[at(place + 1)] - pair_begin_[at(place)];
 }
 
 const std::int32_t* Routing::row_idx(std::int64_t moe_device) const {

@@ -1,11 +1,12 @@
 # docker build -f deploy/docker/ascend.Dockerfile -t asap-ray:0.1.0-ascend .
-# For Atlas A3; CHIP=910b is A2. NOT SERVED TODAY: `device: npu` is refused by name (docs/limits.md).
-# torch is the one that torch-npu is built for, not the one of constraints.txt.
+# For Atlas A3; CHIP=910b is A2. NEVER BUILT OR RUN. Our kernels are not in it: no toolkit has compiled them yet, so run
+# `make ascend` with the CANN of the base image, mount asap_ray/backends/ascend/built, and name it by `kernels:`.
+# torch is the one that torch-npu is built for, whatever constraints.txt says.
 # docker run: besides the models, /usr/local/Ascend/driver read-only, one --device /dev/davinciN a die, and
 # --device /dev/davinci_manager --device /dev/devmm_svm --device /dev/hisi_hdc --group-add the driver's HwHiAiUser.
 ARG CHIP=a3
 FROM quay.io/ascend/cann:9.0.0-${CHIP}-ubuntu22.04-py3.11
-ARG TORCH_NPU=2.10.0
+ARG TORCH_NPU=2.13.0
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # tini reaps the processes that `ray stop` waits for; wget is what KubeRay's probes call.
 RUN apt-get update && apt-get install -y --no-install-recommends g++ tini wget && rm -rf /var/lib/apt/lists/* \

@@ -29,7 +29,7 @@ class Serving:
     """One instance behind a service, watched as a frontend does."""
 
     def __init__(self, config: ServeConfig) -> None:
-        self.instance = PrefillInstance(config)
+        self.instance = PrefillInstance(config, served_model(config))
         self.service = PrefillService(config, served_model(config), self.instance)
         self._num_asked = 0
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.served_model import served_model
 from asap_ray.batch import Batch, Request
 from asap_ray.config import ServeConfig
 
@@ -25,6 +26,11 @@ def request(index: int) -> Request:
     """Prompt `index` as a request."""
     ids = torch.tensor(PROMPTS[index], dtype=torch.int32)
     return Request(request_id=f"r{index}", num_tokens=len(ids), arrival_s=0.0, token_ids=ids.numpy().tobytes())
+
+
+def instance_of(config: ServeConfig) -> PrefillInstance:
+    """The instance as a frontend deployed with this configuration has it."""
+    return PrefillInstance(config, served_model(config))
 
 
 async def first_tokens(instance: PrefillInstance, group: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pytest
 
@@ -17,6 +17,7 @@ class Cluster:
         self.values: dict[str, str] = {}
         self.alive: set[str] = set()
         self.running: set[str] = set()
+        self.hung: set[str] = set()
 
     def keys(self, prefix: str) -> list[str]:
         return [key for key in self.values if key.startswith(prefix)]
@@ -35,7 +36,11 @@ class Cluster:
     def take(self, owner: str, app: str = "asap") -> str:
         """Of a replica that has just come up."""
         self.alive.add(owner)
-        return Claims(app, self, self.alive.__contains__, self.running.__contains__).take(owner)
+        return Claims(app, self, self.alive.__contains__, self.running.__contains__, self.end).take(owner)
+
+    def end(self, owners: Collection[str]) -> list[str]:
+        """Those that hang; Ray hears of it later."""
+        return [owner for owner in owners if owner in self.hung]
 
 
 @pytest.fixture
@@ -72,6 +77,14 @@ def test_a_replica_that_drains_keeps_its_instance(cluster: Cluster) -> None:
     cluster.take("old")
 
     assert cluster.take("new") == "asap:1"
+
+
+def test_a_hung_replicas_instance_is_taken_over_once_it_is_dead(cluster: Cluster) -> None:
+    """Ray may still name it; those that are well keep theirs."""
+    names = [cluster.take(owner) for owner in "abc"]
+    cluster.hung = {"b"}
+
+    assert cluster.take("d") == names[1]
 
 
 def test_applications_do_not_meet(cluster: Cluster) -> None:

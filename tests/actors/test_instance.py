@@ -18,7 +18,7 @@ from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.batch import Batch, Sampling
 from asap_ray.config import ServeConfig
 from asap_ray.errors import ConfigError, DeviceLost
-from tests.actors.prompts import PROMPTS, MakeConfig, Run, first_tokens, request
+from tests.actors.prompts import PROMPTS, MakeConfig, Run, first_tokens, instance_of, request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -38,7 +38,7 @@ async def pids(config: ServeConfig) -> list[int]:
 def test_a_stopped_instance_leaves_nothing(run: Run, make_config: MakeConfig) -> None:
     """No actor and no placement group survives `stop`."""
     config = make_config("gone", 1, 1, 1)
-    instance = PrefillInstance(config)
+    instance = instance_of(config)
 
     async def come_and_go() -> None:
         await instance.start()
@@ -55,7 +55,7 @@ def test_a_second_frontend_attaches_without_loading_again(run: Run, make_config:
     config = make_config("again", 1, 1, 2)
 
     async def attach_twice() -> tuple[list[int], list[int]]:
-        first, second = PrefillInstance(config), PrefillInstance(config)
+        first, second = instance_of(config), instance_of(config)
         await first.start()
         before = await pids(config)
         await second.start()
@@ -74,7 +74,7 @@ def test_a_device_lost_for_good_is_named_and_nobody_waits_for_it(
     """SIGKILL of a MoE device once too often: `watch` names it; what runs and what comes later fails, and soon."""
     monkeypatch.setattr("asap_ray.actors.losses.MAX_RESTARTS", 0)
     config = make_config("lossy", 1, 1, 2)
-    instance = PrefillInstance(config)
+    instance = instance_of(config)
 
     async def watch() -> None:
         async for _ in instance.watch():
@@ -104,7 +104,7 @@ def test_a_leaving_frontend_does_not_end_what_another_uses(run: Run, make_config
     config = make_config("shared", 1, 1, 1)
 
     async def leave_one_by_one() -> tuple[bool, list[str]]:
-        old, new = PrefillInstance(config), PrefillInstance(config)
+        old, new = instance_of(config), instance_of(config)
         await old.start()
         await new.start()
         await old.stop()
@@ -122,7 +122,7 @@ def test_a_replaced_frontend_does_not_end_its_successors_devices(run: Run, make_
     changed = dataclasses.replace(config, prefill=dataclasses.replace(config.prefill, inflection_tokens=16))
 
     async def replace_then_leave() -> bool:
-        old, new = PrefillInstance(config), PrefillInstance(changed)
+        old, new = instance_of(config), instance_of(changed)
         await old.start()
         await new.start()
         await old.stop()
@@ -139,7 +139,7 @@ def test_an_orphaned_device_ends_the_whole_instance(run: Run, make_config: MakeC
     config = make_config("orphan", 1, 1, 1)
 
     async def end() -> list[str]:
-        await PrefillInstance(config).start()
+        await instance_of(config).start()
         device = ray.get_actor(device_names(config)[0], namespace="serve")
         with pytest.raises(RayActorError):  # it ends itself in the middle of the call
             await device.__ray_call__.remote(lambda _: end_instance())
@@ -154,7 +154,7 @@ def test_an_orphaned_device_ends_the_whole_instance(run: Run, make_config: MakeC
 @pytest.mark.thorough
 def test_a_start_that_is_given_up_asks_for_nothing_any_more(run: Run, make_config: MakeConfig) -> None:
     """Cancelled while it waits for devices: the places it asked for are not taken later."""
-    first, second = PrefillInstance(make_config("holder", 2, 1, 3)), PrefillInstance(make_config("waiter", 2, 1, 3))
+    first, second = instance_of(make_config("holder", 2, 1, 3)), instance_of(make_config("waiter", 2, 1, 3))
 
     async def give_up() -> list[str]:
         await first.start()
@@ -170,14 +170,14 @@ def test_a_start_that_is_given_up_asks_for_nothing_any_more(run: Run, make_confi
 def test_too_few_devices_are_said_at_once(run: Run, make_config: MakeConfig) -> None:
     """A cluster that cannot hold the instance is told apart from one that is busy."""
     with pytest.raises(ConfigError, match=r"needs 11 NPU .* the cluster has 8"):
-        run(PrefillInstance(make_config("big", 4, 2, 3)).start())
+        run(instance_of(make_config("big", 4, 2, 3)).start())
 
 
 @pytest.mark.thorough
 def test_devices_that_are_taken_are_waited_for_only_so_long(run: Run, make_config: MakeConfig) -> None:
     """A second instance that does not fit beside the first gives up, names the shortage and leaves nothing."""
-    first = PrefillInstance(make_config("first", 2, 1, 3))
-    second = PrefillInstance(dataclasses.replace(make_config("second", 2, 1, 3), start_timeout_s=1.0))
+    first = instance_of(make_config("first", 2, 1, 3))
+    second = instance_of(dataclasses.replace(make_config("second", 2, 1, 3), start_timeout_s=1.0))
 
     async def both() -> None:
         await first.start()

@@ -12,15 +12,14 @@ import ray
 import torch
 
 from asap_ray.actors.placement import group_names
-from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
-from asap_ray.batch import Batch, Request
+from asap_ray.batch import Batch, Request, Sampling
 from asap_ray.kvcache.page_memory import PageMemory
 from asap_ray.kvcache.storage import Storage
 from asap_ray.messages import Registration, Registrations, decode
 from asap_ray.scheduler.policies import POLICIES
-from tests.actors.prompts import PROMPTS, MakeConfig, Run, first_token, first_tokens, request
+from tests.actors.prompts import PROMPTS, MakeConfig, Run, first_token, first_tokens, instance_of, request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -38,7 +37,7 @@ def test_any_degrees_answer_as_transformers(
     run: Run, make_config: MakeConfig, reference: dict[str, int], dp_groups: int, tp: int, moe_devices: int
 ) -> None:
     """Every group gives transformers' first token for every prompt, whatever D, T and E."""
-    instance = PrefillInstance(make_config("any", dp_groups, tp, moe_devices))
+    instance = instance_of(make_config("any", dp_groups, tp, moe_devices))
 
     async def ask_all() -> list[dict[str, int]]:
         await instance.start()
@@ -53,7 +52,7 @@ def test_any_degrees_answer_as_transformers(
 def test_a_cached_prefix_answers_as_transformers(run: Run, make_config: MakeConfig, reference: dict[str, int]) -> None:
     """Two blocks of a prompt in the pages of both ranks, which say how many blocks they have and where these lie."""
     config = make_config("pages", 1, 2, 1)
-    instance, whole = PrefillInstance(config), request(3)
+    instance, whole = instance_of(config), request(3)
     cold = dataclasses.replace(whole, request_id="cold", table=(7, 0, 5))
     hit = dataclasses.replace(whole, table=(7, 0, 3)).behind(128)
 
@@ -92,7 +91,7 @@ def test_a_prompt_in_chunks_answers_as_transformers(
     run: Run, make_config: MakeConfig, reference: dict[str, int]
 ) -> None:
     """Sent at once and in the wrong order: the first is one pass without a token, the second has the prompt's."""
-    instance = PrefillInstance(make_config("chunks", 1, 2, 1))
+    instance = instance_of(make_config("chunks", 1, 2, 1))
 
     async def ask(start: int, stop: int) -> list[tuple[int, ...]]:
         batch = Batch((request(3).chunk(start, stop),))
@@ -111,7 +110,7 @@ def test_a_prompt_in_chunks_answers_as_transformers(
 def test_every_rank_forgets_an_abandoned_prompt(run: Run, make_config: MakeConfig) -> None:
     """The batch that says so reaches both ranks of a group; before it they keep its keys and values."""
     config = make_config("forgetful", 1, 2, 1)
-    instance = PrefillInstance(config)
+    instance = instance_of(config)
 
     async def kept() -> list[int]:
         leader = ray.get_actor(group_names(config)[0], namespace="serve")
@@ -130,6 +129,36 @@ def test_every_rank_forgets_an_abandoned_prompt(run: Run, make_config: MakeConfi
             await instance.stop()
 
     assert run(abandon()) == [[1, 1], [0, 0]]
+
+
+def test_a_decode_that_nobody_waits_for_ends_on_every_rank(
+    run: Run, make_config: MakeConfig, reference: dict[str, int]
+) -> None:
+    """A client leaves after 3 of 200 tokens: slot and blocks are free, and the two ranks answer a solo prompt next."""
+    config = make_config("left", 1, 2, 1)
+    instance = instance_of(config)
+
+    async def leave() -> tuple[float, int, list[int]]:
+        await instance.start()
+        service = PrefillService(config, served_model(config), instance)
+        service.open_caches()
+        answers = service.generate([dataclasses.replace(request(1), sampling=Sampling(max_tokens=200))])
+        try:
+            for _ in range(3):
+                await anext(answers)
+            await answers.aclose()
+            solo = [event.token.token_id async for event in service.generate([request(3)])]
+            await service.close()  # the end of a batch comes behind its last token
+            exposed = service.metrics.exposition().decode().splitlines()
+            (made,) = (line for line in exposed if line.startswith("vllm:generation_tokens_total{"))
+            return float(made.rpartition(" ")[2]), service._scheduler.caches[0].num_held, solo
+        finally:
+            await instance.stop()
+
+    num_made, num_held, solo = run(leave())
+
+    assert (num_held, solo) == (0, [reference["r3"]])
+    assert num_made < 100
 
 
 def kept_by_rank(group: Any) -> list[int]:
@@ -151,7 +180,7 @@ def test_every_policy_answers_as_transformers(
     The second time all full blocks of 64 tokens but the last token's are in the cache.
     """
     config = dataclasses.replace(make_config(policy, 1, 2, 1), policy=policy)
-    instance = PrefillInstance(config)
+    instance = instance_of(config)
 
     async def ask_all_twice() -> list[dict[str, tuple[int, int]]]:
         await instance.start()
@@ -180,7 +209,7 @@ def test_a_prompt_longer_than_a_batch_answers_as_transformers(
 ) -> None:
     """1000 tokens with batches of at most 256, on two ranks: eleven pieces of a turn."""
     config = dataclasses.replace(make_config("long", 1, 2, 1), policy="asap")
-    instance, ids = PrefillInstance(config), [(7 * n) % 250 for n in range(1000)]
+    instance, ids = instance_of(config), [(7 * n) % 250 for n in range(1000)]
     packed = torch.tensor(ids, dtype=torch.int32).numpy().tobytes()
     long = Request(request_id="long", num_tokens=len(ids), arrival_s=0.0, token_ids=packed)
 

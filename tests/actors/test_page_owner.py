@@ -29,7 +29,8 @@ class Case:
 
     def __init__(self, deadline_s: float = 60.0) -> None:
         self.here = {"old", "new"}
-        self.owner = PageOwner(lambda name: name in self.here, deadline_s)
+        self.aborted: set[str] = set()
+        self.owner = PageOwner(lambda name: name in self.here, deadline_s, self.aborted.update)
 
     async def begin(self, frontend: str, of: Batch, place: int = 0) -> None:
         """A batch of a frontend; its key is its first request and `place`."""
@@ -125,6 +126,24 @@ def test_a_frontend_that_begins_anew_waits_for_what_it_has_lost_sight_of() -> No
         return [*states, waiting.done()]
 
     assert asyncio.run(scenario()) == [False, True]
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_a_frontend_that_is_gone_had_running_is_ended(is_here: bool) -> None:
+    """Who comes waits for its next token, not for its last; one that is here is waited for."""
+
+    async def scenario() -> set[str]:
+        case = Case(deadline_s=0.01)
+        await case.begin("old", Batch((*batch("a").requests, *batch("b").requests)))
+        await case.begin("old", batch("done"))
+        case.owner.passed(("done", 0, 0), [token("done")])
+        if not is_here:
+            case.here.remove("old")
+        with pytest.raises(PeerTimeout):
+            await case.begin("new", batch("c"))
+        return case.aborted
+
+    assert asyncio.run(scenario()) == (set() if is_here else {"a", "b"})
 
 
 def test_an_older_life_never_follows_a_newer_one() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from asap_ray.actors.placement import device_names, group_names
 from asap_ray.actors.prefill_instance import PrefillInstance
 from asap_ray.actors.served_model import served_model
 from asap_ray.actors.service import PrefillService
+from asap_ray.actors.stragglers import SLOW, watch_stragglers
 from asap_ray.batch import Request
 from asap_ray.config import ServeConfig
 
@@ -32,7 +36,7 @@ class Serving:
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
-        self.instance = PrefillInstance(config)
+        self.instance = PrefillInstance(config, served_model(config))
         self.service = PrefillService(config, served_model(config), self.instance)
         self.num_asked = 0
         self.absent: set[str] = set()
@@ -145,3 +149,67 @@ def test_every_request_gets_its_answer(
 
     assert run(scenario()) == reference
     assert any(absent.startswith(name) for absent in serving.absent)
+
+
+@contextlib.contextmanager
+def twenty_times_slower(pid: int) -> Iterator[None]:
+    """A process that runs for 5 of 100 ms while the block runs."""
+    is_over = threading.Event()
+
+    def halt_and_go() -> None:
+        while not is_over.wait(0.005):
+            os.kill(pid, signal.SIGSTOP)
+            is_over.wait(0.095)
+            os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=halt_and_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)
+def test_a_slow_device_is_named_within_a_minute(
+    run: Run, serving: Serving, reference: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the metric and in the log, while every answer is right, late as it is; no deadline passes, nobody is lost."""
+    name = device_names(serving.config)[1]
+    metrics, is_told = serving.service.metrics, asyncio.Event()
+    serving.absent.clear()
+
+    def report(device: str, times: float) -> None:
+        metrics.slowness(device, times)
+        if device == name and times >= SLOW:
+            is_told.set()
+
+    async def nothing() -> None:
+        pass
+
+    async def scenario() -> list[list[int]]:
+        pid = await ray.get_actor(name, namespace="serve").__ray_call__.remote(own_pid)
+        watching = asyncio.create_task(watch_stragglers(serving.instance.paces, report))
+        answers = []
+        try:
+            with twenty_times_slower(pid):
+                telling = asyncio.create_task(asyncio.wait_for(is_told.wait(), 60))
+                while not telling.done():
+                    answers.append(await serving.burst(nothing))
+                await telling
+        finally:
+            watching.cancel()
+        return answers
+
+    with caplog.at_level(logging.WARNING):
+        answers = run(scenario())
+    metrics.report_devices(serving.instance.vitals)
+    exposed = metrics.exposition().decode().splitlines()
+    (slowness,) = (line for line in exposed if line.startswith("asap_device_slowness{") and f'"{name}"' in line)
+
+    assert answers == [reference] * len(answers)
+    assert serving.absent == set()
+    assert float(slowness.rpartition(" ")[2]) >= SLOW
+    assert [record.message[: len(name) + 8] for record in caplog.records] == [f"{name} is slow"]

@@ -40,7 +40,7 @@ def deploy(config: ServeConfig) -> None:
     """Deploy or redeploy with two replicas; returns when all replicas are of this configuration."""
     app: Any = build_app(config_to(config))
     two = app._bound_deployment.options(num_replicas=2)
-    serve.run(two.bind(config_to(config)), name=APP, route_prefix=None)
+    serve.run(two.bind(*app._bound_deployment.init_args), name=APP, route_prefix=None)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -145,10 +146,37 @@ def test_a_timeline_has_every_stream(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_killed_frontend_comes_back_to_the_same_devices(served: Served) -> None:
-    """SIGKILL of the replica: Serve starts another, which attaches to the actors without loading weights."""
-    device = served.find("ray::MoEDevice")
-    os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+    """SIGKILL of the replica: its client may try again, and Serve starts another, which finds the actors as they are.
 
+    It has loaded no torch, nor weights.
+    """
+    device, before = served.find("ray::MoEDevice"), duty_rows(served)
+    body = {"prompt": [5] * 20, "max_tokens": 1024, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        assert eventually(lambda: duty_rows(served) > before)  # it runs
+        os.kill(served.find("ray::ServeReplica:asap"), signal.SIGKILL)
+
+        assert (lost.result().status_code, "retry-after" in lost.result().headers) == (503, True)
+    assert eventually(served.answers)
+    assert served.find("ray::MoEDevice") == device
+    assert "libtorch" not in Path(f"/proc/{served.find('ray::ServeReplica:asap')}/maps").read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_a_hung_frontend_is_ended_and_its_devices_are_taken_over(served: Served) -> None:
+    """SIGSTOP of the replica: its client may try again once its successor has ended it, and no weights are loaded."""
+    device, before = served.find("ray::MoEDevice"), duty_rows(served)
+    hung = served.find("ray::ServeReplica:asap")
+    body = {"prompt": [5] * 20, "max_tokens": 1024, "temperature": 0, "ignore_eos": True}
+    with ThreadPoolExecutor() as pool:
+        lost = pool.submit(httpx.post, f"{served.url}/v1/completions", json=body, timeout=2 * PATIENCE_S)
+        assert eventually(lambda: duty_rows(served) > before)  # it runs
+        os.kill(hung, signal.SIGSTOP)
+
+        assert eventually(lambda: not Path(f"/proc/{hung}/exe").exists())
+        assert (lost.result().status_code, "retry-after" in lost.result().headers) == (503, True)
     assert eventually(served.answers)
     assert served.find("ray::MoEDevice") == device
 
@@ -181,6 +209,39 @@ def duty_rows(served: Served) -> int:
     """Tokens attended so far, summed over layers and groups."""
     totals = httpx.get(f"{served.url}/duty", timeout=10).json()
     return sum(each["num_rows"] for name, each in totals.items() if "attention" in name)
+
+
+@pytest.mark.parametrize(
+    ("begun", "status"),
+    [
+        pytest.param("gcs_server", signal.SIGTERM, marks=pytest.mark.thorough, id="ray"),  # Ray's own handler says so
+        pytest.param("ray::ServeController", 0, marks=pytest.mark.thorough, id="serve"),
+        pytest.param("ray::ServeReplica:asap", 0, id="frontend"),
+    ],
+)
+def test_sigterm_while_it_starts_ends_all_that_was_begun(
+    tiny_model: Path, tmp_path: Path, begun: str, status: int
+) -> None:
+    """As soon as there is such a process: the command ends, says nothing of being ready, and leaves no process."""
+    served = Served(tiny_model, tmp_path / "log")
+    try:
+        assert eventually(lambda: any(begun in title for title in titles(served.process.pid).values()))
+        below = list(titles(served.process.pid))
+        served.process.send_signal(signal.SIGTERM)
+
+        assert (served.process.wait(timeout=PATIENCE_S), "ready" in served.log.read_text()) == (status, False)
+        assert eventually(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in below))
+    finally:
+        served.kill_everything()
+
+
+def titles(pid: int) -> dict[int, str]:
+    """Of every process below one, by number."""
+    found = {}
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            found[child] = Path(f"/proc/{child}/cmdline").read_text()
+    return found
 
 
 @pytest.mark.thorough

@@ -41,6 +41,9 @@ class Devices:
                 [twin.share(np.frombuffer(buffer, dtype=np.uint8)) for buffer in group]
                 for group in world.attention_buffers
             ]
+        places = world.instance.placed.expert_of_place
+        begin = np.searchsorted(sorted(places), np.arange(self.layout.num_experts + 1))
+        self.placement = twin.copy(np.concatenate([begin, np.argsort(places, kind="stable")]).astype(np.int32))
         self.moe_table = twin.table(self.moe)
         self.attention_table = twin.table(flat(self.attention))
         self.epochs = [twin.copy(np.full(self.layout.dp_groups, EPOCH, dtype=np.uint64)) for _ in self.moe]
@@ -74,7 +77,8 @@ class Devices:
         plan = self.plans.setdefault((i, j, slot), twin.garbage(twin.size("plan_bytes", self.fields)))
         choices = twin.copy(tokens.expert_ids_SK), twin.copy(tokens.weights_SK)
         numbers = len(tokens.hidden_SH), layer, sequence, self.combine
-        twin.launch("asap_plan", self.rank(i, j, 1), self.fields, plan, *choices, self.status(), *numbers)
+        memory = self.fields, self.placement, plan, *choices, self.status()
+        twin.launch("asap_plan", self.rank(i, j, 1), *memory, *numbers)
         memory = self.fields, plan, hidden_SH, self.moe_table, self.abort, self.status()
         clear = ALL_DEVICES if (i, j) in self.clear else 0
         numbers = i, j, slot, self.epoch, self.combine, self.timeout, ALL_DEVICES, 0, clear

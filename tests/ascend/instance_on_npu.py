@@ -15,20 +15,28 @@ from typing import Any
 import ray
 import torch
 
+from asap_ray.actors.attention_group import AttentionGroup
 from asap_ray.actors.placement import running_names
 from asap_ray.actors.prefill_instance import PrefillInstance
+from asap_ray.actors.served_model import served_model
 from asap_ray.config import ServeConfig, config_from
 from tests.ascend.prompts import batch
 
 
-def seen(_actor: Any) -> dict[str, Any]:
-    """In an actor: which dies are its own, and what it has had there by torch-npu."""
-    return {"dies": os.environ["ASCEND_RT_VISIBLE_DEVICES"], "bytes": torch.npu.max_memory_allocated()}
+def seen(actor: Any) -> dict[str, Any]:
+    """In an actor: which dies are its own, what it has had there by torch-npu, and where attention's tensors are."""
+    own = {"dies": os.environ["ASCEND_RT_VISIBLE_DEVICES"], "bytes": torch.npu.max_memory_allocated()}
+    if not isinstance(actor, AttentionGroup):
+        return own
+    stage = actor._rank._attention.stage
+    assert stage._storage
+    tensors = [*vars(stage._layers[0]).values(), stage._norm_H, stage._storage.pages("key_value")]
+    return own | {"devices": sorted({str(each.device) for each in tensors if isinstance(each, torch.Tensor)})}
 
 
 async def answer(config: ServeConfig) -> dict[str, Any]:
     """Start, ask, look, stop."""
-    instance = PrefillInstance(config)
+    instance = PrefillInstance(config, served_model(config))
     await instance.start()
     try:
         tokens = [token async for some, _ in instance.run(0, batch()) for token in some]

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
 import os
 import sys
@@ -16,6 +18,7 @@ import torch_npu
 from asap_ray import _native
 from asap_ray.backends.ascend import ops
 from asap_ray.models.fused import array_of
+from tests.ascend import aten_cases
 from tests.ascend.documented import SCHEMAS
 from tests.ascend.operator_cases import CASES
 from tests.ascend.test_ops import TOKENS, on_host, one_layer, weights_of
@@ -78,10 +81,37 @@ def unequal() -> dict[str, str]:
     return reasons
 
 
+def unequal_aten() -> dict[str, str]:
+    """Expressions of aten that, on tensors of a die, do not give what they give on the CPU, and why."""
+    reasons = {}
+    for dtype, name in itertools.product(aten_cases.TOLERANCE, aten_cases.EXPRESSIONS):
+        try:
+            aten_cases.compare(name, dtype)
+        except (AssertionError, RuntimeError) as error:
+            reasons[f"{name} {dtype}"] = str(error)
+    return reasons
+
+
+def called() -> list[str]:
+    """The operators of the fake that have run in this process."""
+    library = ctypes.CDLL("libopapi.so")
+    library.asap_fake_called.restype = ctypes.c_char_p
+    names: bytes = library.asap_fake_called()
+    return names.decode().split()
+
+
+def without_kernel() -> str:
+    """What an operator says that the wheel has no kernel of a die for."""
+    try:
+        return str(torch.ones(3).to("npu").lgamma().cpu())
+    except RuntimeError as error:
+        return type(error).__name__
+
+
 def refused() -> str:
     """What an operator says that neither the fake nor we have; the last thing, since it ends the queue."""
     try:
-        return str((torch.ones(3).to("npu") + 1).cpu())
+        return str(torch.ones(3).to("npu").erfinv().cpu())
     except RuntimeError as error:
         return type(error).__name__
 
@@ -92,7 +122,10 @@ if __name__ == "__main__":
         "tensors": tensors(),
         "schemas": schemas(),
         "unequal": unequal(),
+        "unequal_aten": unequal_aten(),
+        "called": called(),
         "difference": difference(*map(Path, sys.argv[1:])),
+        "without_kernel": without_kernel(),
         "refused": refused(),
     }
     Path(os.environ["ASAP_FOUND"]).write_text(json.dumps(found))

@@ -24,6 +24,7 @@ from asap_ray.backends.host_ports import HostPorts
 from asap_ray.config import ServeConfig, config_to
 from asap_ray.errors import PeerTimeout
 from asap_ray.spec import Combine, ParallelSpec, PrefillSpec, RowType
+from tests.ascend.models_on_die import CASES, TOLERANCE
 from tests.ascend.prompts import batch
 from tests.ascend.test_engine import Running
 from tests.ascend.test_processes import exchange
@@ -110,6 +111,21 @@ def test_operators_take_tensors_of_a_die(kernels: Path, tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, env=os.environ | {"ASAP_FOUND": str(found)}, check=True, timeout=500)
 
     assert json.loads(found.read_text())["difference"] < 1e-3
+
+
+@pytest.mark.usefixtures("kernels")
+def test_attention_on_a_die_is_that_of_the_host(tmp_path: Path) -> None:
+    """Step 6: whole models, each kind of attention, float32 and bfloat16."""
+    if importlib.util.find_spec("torch_npu") is None:
+        pytest.skip("torch_npu is not installed")
+    found = tmp_path / "found.json"
+    command = [sys.executable, "-m", "tests.ascend.models_on_npu", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"ASAP_FOUND": str(found)}, check=True, timeout=500)
+    outcomes = json.loads(found.read_text())
+
+    wrong = {str(c): outcomes[str(c)] for c in CASES if outcomes[str(c)].get("difference", 1) >= TOLERANCE[c.dtype]}
+    assert wrong == {}
+    assert [str(c) for c in CASES if not outcomes[str(c)]["same_tokens"]] == []
 
 
 def test_an_instance_answers_as_on_the_host(kernels: Path, tiny_model: Path, tmp_path: Path) -> None:

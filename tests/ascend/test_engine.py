@@ -17,6 +17,7 @@ from asap_ray.backends.host_ports import HostPorts
 from asap_ray.backends.ports import Ports
 from asap_ray.batch import Batch, Token
 from asap_ray.config import ServeConfig
+from asap_ray.evaluation.places import place
 from asap_ray.models.model import load_model
 from asap_ray.spec import Combine, ExpertType, Instance, ModelSpec, ParallelSpec, PrefillSpec
 from tests.ascend.prompts import batch
@@ -147,6 +148,22 @@ def test_a_checkpoint_answers_as_on_the_host(tiny_model: Path, expert_type: Expe
     (ours, our_logprobs), (theirs, their_logprobs) = answers
     assert ours == theirs
     assert our_logprobs == pytest.approx(their_logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("ports", [ascend, HostPorts])
+def test_redundant_experts_change_no_token(tiny_model: Path, ports: Callable[[], Ports]) -> None:
+    """Experts out of order and in several places: the tokens of a plain instance, and their probabilities."""
+    num_experts = load_model(tiny_model).spec.num_experts
+    placed = place([float(1 + x % 3) for x in range(num_experts)], 3, redundant=4)
+    answers = []
+    for placement in (None, placed):
+        running = Running(config_of(tiny_model, placement=placement), ports)
+        running.put(batch())
+        answers.append(answers_of(running))
+
+    (plain, plain_logprobs), (redundant, redundant_logprobs) = answers
+    assert redundant == plain
+    assert redundant_logprobs == pytest.approx(plain_logprobs, abs=1e-4)
 
 
 def test_a_dead_device_is_replaced_under_way(tiny_model: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asap_ray.backends.host_ports import HostPorts
-from asap_ray.config import ServeConfig, config_to
+from asap_ray.config import EXPERT_KERNELS, ServeConfig, config_to
 from asap_ray.spec import ParallelSpec, PrefillSpec
 from tests.ascend.npu_venv import run_module
 from tests.ascend.prompts import batch
@@ -20,14 +20,15 @@ from tests.ascend.twin import kernels_folder
 pytestmark = [pytest.mark.thorough, pytest.mark.cluster, pytest.mark.timeout(400)]
 
 
-@pytest.fixture(scope="module")
-def config(tiny_model: Path) -> ServeConfig:
+@pytest.fixture(scope="module", params=EXPERT_KERNELS)
+def config(tiny_model: Path, request: pytest.FixtureRequest) -> ServeConfig:
     """One group, two MoE devices: three dies."""
     return ServeConfig(
         model=str(tiny_model),
         name="npu",
         device="npu",
         kernels=str(kernels_folder()),
+        expert_kernel=request.param,
         parallel=ParallelSpec(dp_groups=1, tp=1, moe_devices=2),
         prefill=PrefillSpec(max_tokens=32, solo_tokens=16, inflection_tokens=4, deadline_s=60.0),
     )
@@ -47,7 +48,8 @@ def found(library: Path, config: ServeConfig, tmp_path_factory: pytest.TempPathF
 
 def test_an_instance_answers_as_on_the_host(found: dict[str, Any], config: ServeConfig) -> None:
     """The same first tokens, and their probabilities."""
-    running = Running(dataclasses.replace(config, device="cpu"), HostPorts)
+    on_host = dataclasses.replace(config, device="cpu", expert_kernel=EXPERT_KERNELS[0])
+    running = Running(on_host, HostPorts)
     running.put(batch())
     expected = running.first_tokens()
 
@@ -60,8 +62,14 @@ def test_each_actor_has_a_die_of_its_own(found: dict[str, Any]) -> None:
     assert sorted(actor["dies"] for actor in found["seen"].values()) == ["0", "1", "2"]
 
 
-def test_a_ranks_rows_are_tensors_of_its_die(found: dict[str, Any]) -> None:
-    """It has allocated there by torch-npu; a MoE device's rows stay in the items of its own."""
-    allocated = {name: actor["bytes"] > 0 for name, actor in found["seen"].items()}
+def test_attention_is_on_its_die(found: dict[str, Any]) -> None:
+    """The first one an actor sees: norms, and the pages of the KV cache."""
+    assert [actor["devices"] for actor in found["seen"].values() if "devices" in actor] == [["npu:0"]]
 
-    assert allocated == {name: ":attention:" in name for name in allocated}
+
+def test_a_ranks_rows_are_tensors_of_its_die(found: dict[str, Any], config: ServeConfig) -> None:
+    """It has allocated there by torch-npu; a MoE device's rows stay in the items of its own, if not grouped."""
+    allocated = {name: actor["bytes"] > 0 for name, actor in found["seen"].items()}
+    is_grouped = config.expert_kernel == "grouped_matmul"
+
+    assert allocated == {name: is_grouped or ":attention:" in name for name in allocated}

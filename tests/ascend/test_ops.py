@@ -85,7 +85,7 @@ def test_tensors_of_a_die_give_the_same(library: Path, monkeypatch: pytest.Monke
         raw = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(memory[-1].address)
         return torch.frombuffer(raw, dtype=dtype).reshape(shape)
 
-    monkeypatch.setattr(ops, "_settle", lambda _: None)
+    monkeypatch.setattr(ops, "settle", lambda _: None)
     monkeypatch.setattr(ops, "_anchor", lambda _: torch.empty(1, dtype=torch.int8))
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda _, shape, dtype: new(shape, dtype))
     monkeypatch.setattr(torch, "empty_like", lambda like: new(like.shape, like.dtype))

@@ -13,6 +13,7 @@ from asap_ray.layout import Layout
 from asap_ray.spec import NUM_SLOTS, Combine, RowType
 from tests.ascend.devices import OK, Devices, message_bytes, words
 from tests.ascend.twin import Twin
+from tests.csrc.test_placement import in_turn
 from tests.csrc.world import SLOT_ROWS, World
 
 PLACES = [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
@@ -22,7 +23,7 @@ def test_kernels_read_the_layout_of_python(twin: Twin) -> None:
     """Every field of asap_ray/layout.py is where the kernels look for it."""
     names = [field.name for field in dataclasses.fields(Layout)]
 
-    assert [twin.library.asap_layout_place(name.encode()) for name in names] == list(range(29))
+    assert [twin.library.asap_layout_place(name.encode()) for name in names] == list(range(30))
 
 
 @pytest.mark.parametrize("combine", Combine)
@@ -30,6 +31,18 @@ def test_kernels_read_the_layout_of_python(twin: Twin) -> None:
 def test_messages_are_the_hosts_byte_for_byte(twin: Twin, combine: Combine, row_type: RowType) -> None:
     """Header, counts, row indices, weights and rows of every message, and the bits that announce them."""
     world = World(dp_groups=2, tp=2, row_type=row_type, compute_type=row_type, combine=combine)
+
+    check_messages(twin, world)
+
+
+@pytest.mark.parametrize("num_places", [7, 8, 11, 21])
+def test_a_place_is_chosen_as_the_host_chooses_it(twin: Twin, num_places: int) -> None:
+    """Seven experts in up to all places of three devices: the same messages again."""
+    check_messages(twin, World(dp_groups=2, tp=2, moe_devices=3, placement=in_turn(7, num_places, 3)))
+
+
+def check_messages(twin: Twin, world: World) -> None:
+    """Messages of all ranks in both slots, in buffers of the host's and of the kernels' own."""
     devices = Devices(twin, world, num_blocks=2)
 
     for i, j, slot in PLACES:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ascend.documented import SCHEMAS
-from tests.ascend.npu_venv import run_module
-from tests.ascend.operator_cases import CASES
+from tests.ascend.npu_venv import operators, run_module
 from tests.ascend.twin import fake_runtime, kernels_folder
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(240)]  # torch-npu alone takes seconds of CPU to import
@@ -50,14 +49,23 @@ def test_operators_are_called_by_their_schemas(found: dict[str, Any]) -> None:
 
 
 def test_operators_of_a_layer_equal_the_cpus(found: dict[str, Any]) -> None:
-    """On tensors of a die, through the wheel, to a libopapi of the fake; two calls of the wheel are not in it."""
-    lacking = {
-        name
-        for name in CASES
-        if name.startswith("grouped") or (name.startswith("attend") and name.endswith("bfloat16"))
-    }
+    """On tensors of a die, through the wheel, to a libopapi of the fake, in float32 and bfloat16."""
+    assert found["unequal"] == {}
 
-    assert set(found["unequal"]) == lacking
+
+def test_atens_operators_equal_the_cpus(found: dict[str, Any]) -> None:
+    """What else a layer needs, on strided and broadcast tensors, in float32 and bfloat16."""
+    assert found["unequal_aten"] == {}
+
+
+def test_every_operator_of_the_fake_has_run(found: dict[str, Any]) -> None:
+    """So none is there that was not compared; one the wheel only asks for."""
+    assert operators() - {*found["called"]} == {"GroupedMatmulV4"}
+
+
+def test_an_operator_without_a_kernel_is_an_error(found: dict[str, Any]) -> None:
+    """The wheel does not compute it on the host unseen."""
+    assert found["without_kernel"].endswith("Error")
 
 
 def test_what_the_fake_lacks_is_an_error(found: dict[str, Any]) -> None:

@@ -104,6 +104,7 @@ def join_rank(world: World, ports: FabricPorts, mirror: _native.SharedBuffer) ->
         layout=world.native_layout,
         buffer=buffer,
         moe_buffers=[mirror],
+        expert_of_place=world.instance.placed.expert_of_place,
         dp_group=0,
         tp_rank=0,
         epoch=EPOCH,

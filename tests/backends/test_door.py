@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
 
 from asap_ray.backends.door import Door, FollowedDoor
 from asap_ray.backends.gloo import GlooCollective
-from asap_ray.backends.threads import ThreadRuntime
+from asap_ray.backends.threads import ThreadRuntime, drive
 from asap_ray.batch import Batch, Request, Stamps, Token
 from asap_ray.errors import Closed
 from asap_ray.spec import PrefillSpec
@@ -63,6 +64,20 @@ def test_a_closed_door_ends_the_loop() -> None:
 
     with pytest.raises(Closed):
         door.take((), timeout_s=None)
+
+
+def test_what_nobody_waits_for_is_unwanted_until_its_last_token() -> None:
+    """Not what is not here, nor what has its last token already."""
+    _, door = open_door()
+    done = Token(request_id="done", token_id=1, finish_reason="length")
+    for name in ("done", "gone", "here"):
+        door.put(batch(name, 10))
+    drive(door.deliver(batch("done", 10), (done,), Stamps()))
+    door.abort(["done", "gone", "elsewhere"])
+    assert door.unwanted() == {"gone"}
+    drive(door.deliver(batch("gone", 10), (replace(done, request_id="gone", finish_reason="abort"),), Stamps()))
+
+    assert door.unwanted() == set()
 
 
 def test_every_rank_of_a_group_sees_the_same_admissions() -> None:

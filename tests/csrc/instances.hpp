@@ -38,12 +38,13 @@ struct Shape {
   RowType row_type;
   RowType compute;
   Combine combine;
+  std::vector<std::int32_t> expert_of_place;
 };
 
 // A second reading of layout.py, so that these programs need no Python.
 inline void lay_out(Layout& l, const Shape& shape) {
   l.row_bytes = l.hidden * element_bytes(shape.row_type);
-  l.max_local_experts = (l.num_experts + l.moe_devices - 1) / l.moe_devices;
+  l.max_local_experts = (l.num_places + l.moe_devices - 1) / l.moe_devices;
   l.slot_pairs = l.slot_rows * std::min(l.top_k, l.max_local_experts);
   const bool reduced = shape.combine == Combine::reduced;
   l.slot_results = l.slot_rows * (reduced ? std::min(l.top_k, l.moe_devices) : l.top_k);
@@ -72,6 +73,11 @@ inline Shape random_shape(Random& random) {
   l.moe_devices = pick_in(random, 1, 5);
   l.num_layers = 24;
   l.num_experts = l.moe_devices + pick_in(random, 0, 4);
+  // Experts in turn, so that no device has one twice; beyond the first N places they are redundant.
+  l.num_places = l.num_experts + pick_in(random, 0, (l.moe_devices - 1) * l.num_experts);
+  for (std::int64_t place = 0; place < l.num_places; ++place) {
+    shape.expert_of_place.push_back(static_cast<std::int32_t>(place % l.num_experts));
+  }
   l.top_k = pick_in(random, 1, std::min<std::int64_t>(4, l.num_experts));
   l.hidden = pick_in(random, 1, 40);
   l.slot_rows = 16;
@@ -109,7 +115,8 @@ inline Matrix computed(const Shape& shape, const Item& item, std::int64_t e) {
   Matrix results(shape.compute, item.num_rows, shape.layout.hidden);
   std::int64_t row = 0;
   for (std::size_t x = 0; x < item.num_rows_E.size(); ++x) {
-    const auto expert = first_expert(shape.layout, e) + static_cast<std::int64_t>(x);
+    const auto place = first_place(shape.layout, e) + static_cast<std::int64_t>(x);
+    const std::int32_t expert = shape.expert_of_place[at(place)];
     for (std::int32_t n = 0; n < item.num_rows_E[x]; ++n, ++row) {
       scale_row(results.rows, item.rows, row, static_cast<float>(expert + 1));
     }
@@ -209,8 +216,8 @@ struct World {
 
   std::unique_ptr<AttentionComm> rank(std::int64_t i, std::int64_t j, std::uint64_t epoch) const {
     return std::make_unique<AttentionComm>(shape.layout, attention_buffers[at(i)][at(j)],
-                                           moe_buffers, RankId{i, j, epoch}, shape.row_type,
-                                           shape.combine);
+                                           moe_buffers, shape.expert_of_place, RankId{i, j, epoch},
+                                           shape.row_type, shape.combine);
   }
 
   // Device e is dead and nobody uses it any more.

@@ -52,7 +52,8 @@ class HostKind:
     def rank(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any:
         del compute_type
         prefill = instance.prefill
-        return _native.AttentionComm(row_type=prefill.row_type, combine=prefill.combine, **ports)
+        types = {"row_type": prefill.row_type, "combine": prefill.combine}
+        return _native.AttentionComm(expert_of_place=instance.placed.expert_of_place, **types, **ports)
 
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any:
         types = {"row_type": instance.prefill.row_type, "compute_type": compute_type}
@@ -98,8 +99,9 @@ class AscendKind:
         self._check(instance, compute_type)
         prefill = instance.prefill
         peers = self._peers(ports.pop("moe_buffers"))
-        types = {"row_type": prefill.row_type, "combine": prefill.combine}
-        return _native.ascend.AttentionComm(die=self._die, moe_buffers=peers, **types, **ports)
+        how = {"row_type": prefill.row_type, "combine": prefill.combine}
+        how |= {"expert_of_place": instance.placed.expert_of_place}
+        return _native.ascend.AttentionComm(die=self._die, moe_buffers=peers, **how, **ports)
 
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Any:
         self._check(instance, compute_type)

@@ -74,8 +74,9 @@ class NixlKind(HostKind):
         mirrors = [owned.ports.open(each.registration()) for each in ports.pop("moe_buffers")]
         del compute_type
         prefill = instance.prefill
-        types = {"row_type": prefill.row_type, "combine": prefill.combine}
-        native = owned.ports.attention(buffer=owned.buffer, moe_buffers=mirrors, **types, **ports)
+        how = {"row_type": prefill.row_type, "combine": prefill.combine}
+        how |= {"expert_of_place": instance.placed.expert_of_place}
+        native = owned.ports.attention(buffer=owned.buffer, moe_buffers=mirrors, **how, **ports)
         return Endpoint(native, owned.ports)
 
     def device(self, instance: Instance, compute_type: RowType, **ports: Any) -> Endpoint:

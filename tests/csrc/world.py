@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from asap_ray import _native
 from asap_ray.layout import Layout, layout_of
+from asap_ray.placement import Placement
 from asap_ray.spec import NUM_SLOTS, Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
 from tests.csrc.kinds import HostKind, Kind
 
@@ -67,6 +68,7 @@ class World:
         row_type: RowType = RowType.FLOAT32,
         compute_type: RowType = RowType.FLOAT32,
         combine: Combine = Combine.REDUCED,
+        placement: Placement | None = None,
         kind: Kind | None = None,
     ) -> None:
         self.kind: Kind = kind or HostKind()
@@ -80,6 +82,7 @@ class World:
                 row_type=row_type,
                 combine=combine,
             ),
+            placement=placement,
         )
         self.compute_type = compute_type
         self.layout: Layout = layout_of(self.instance)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +81,9 @@ class LocalGroups:
             ),
         )
 
+    def abort(self, group: int, request_ids: Sequence[str]) -> None:
+        """See `Groups`; prompts have one token here."""
+
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """See `Groups`."""
         assert group == 0
@@ -112,7 +115,8 @@ class Prefilled:
             return answered(call)
 
         self.hand_off._channel._answer = answer
-        self.hand_off.join(0, self.cache, groups.shared_pages(0))
+        self._ranks = groups.shared_pages(0)
+        self.hand_off.join(0, self.cache, self._ranks)
 
     async def __aenter__(self) -> Prefilled:
         await self.hand_off.open()
@@ -139,6 +143,12 @@ class Prefilled:
         drive(self._model.step(drive(self._model.start(Batch((piece,))))))
         self.cache.publish(request.request_id, request.num_tokens)
         return self.hand_off.grant(0, request.request_id, request.num_tokens, past)
+
+    def replace_group(self) -> None:
+        """The group died: its successor's pages are other ones, and empty."""
+        self.memory.bytes.zero_()
+        self.cache = PrefixCache(BlockPool(self.cache.pool.num_blocks, BLOCK))
+        self.hand_off.join(0, self.cache, self._ranks)
 
     def _on_free(self) -> None:
         self.num_freed += 1

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from asap_ray.actors.decode_service import PullCounts
+from asap_ray.actors.waiter import TokenEvent
 from asap_ray.errors import RequestError, Unavailable
 from asap_ray.kvcache.handoff import LeaseCounts
 from asap_ray.kvcache.transfer_params import RemoteDecode
@@ -218,6 +219,21 @@ def test_a_request_that_waits_for_blocks_keeps_its_lease(tiny_model: Path, decod
     assert waited == alone
 
 
+def test_a_prompt_that_has_its_stop_string_decodes_no_further(decoding: Decoding) -> None:
+    """The other one of the request goes on; the first has one more event, its last."""
+
+    async def ask() -> list[tuple[int, str | None]]:
+        async with decoding() as decode:
+            heard: dict[str, list[TokenEvent]] = {"cut": [], "whole": []}
+            async for event in decode.generate([prompt([n], name=name) for n, name in enumerate(heard, start=1)]):
+                heard[event.token.request_id].append(event)
+                if len(heard["cut"]) == 3:
+                    decode.stop(["cut"])
+            return [(len(events), events[-1].token.finish_reason) for events in heard.values()]
+
+    assert asyncio.run(ask()) == [(4, "abort"), (64, "length")]
+
+
 def test_requests_take_turns(decoding: Decoding) -> None:
     """A short answer is there before a long one that began earlier."""
 
@@ -241,6 +257,37 @@ def test_nobody_listens_where_the_blocks_should_be(tiny_model: Path, decoding: D
             return len(await answer(decode, prompt([7, 8, 9]), params)), decode.counts
 
     assert asyncio.run(tokens()) == (64, PullCounts(failed=1))
+
+
+@pytest.mark.parametrize("is_under_way", [False, True])
+def test_the_blocks_of_a_dead_group_are_said_to_be_gone(
+    tiny_model: Path, decoding: Decoding, is_under_way: bool
+) -> None:
+    """Before the pull or in the middle of it, and with a successor in its place; the prompt is computed again."""
+
+    async def tokens() -> tuple[list[int], list[int], PullCounts, LeaseCounts]:
+        async with Prefilled(tiny_model) as prefill, decoding() as decode:
+            request = prompt([7, 8, 9] * 9)
+            params = prefill.handed_off(request)
+            pull = decode._host.pull
+
+            async def pull_from_the_dead(*args: object) -> None:
+                prefill.replace_group()
+                await pull(*args)  # type: ignore[arg-type]
+
+            if is_under_way:
+                decode._host.pull = pull_from_the_dead  # type: ignore[method-assign]
+            else:
+                prefill.replace_group()
+            late = await answer(decode, request, params)
+            alone = await answer(decode, prompt([7, 8, 9] * 9, name="alone"))
+            return late, alone, decode.counts, prefill.hand_off.counts
+
+    late, alone, pulls, leases = asyncio.run(tokens())
+
+    assert late == alone
+    assert pulls.failed == 1
+    assert leases == LeaseCounts(granted=1, lost=1)
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,17 @@ class Agent:
         assert kind == "DRAM"
         return descriptors
 
-    def register_memory(self, descriptors: Any, backends: list[str]) -> None:
+    def register_memory(self, descriptors: Any, backends: list[str]) -> Any:
         """Remember where."""
         assert backends == ["UCX"]
         self.registered += descriptors
+        return descriptors
+
+    def deregister_memory(self, descriptors: Any, backends: list[str]) -> None:
+        """Nobody can read there any more."""
+        assert backends == ["UCX"]
+        for each in descriptors:
+            self.registered.remove(each)
 
     def get_agent_metadata(self) -> bytes:
         """Its name will do."""
@@ -115,6 +122,18 @@ async def until(ready: Any) -> None:
             await asyncio.sleep(0.01)
 
 
+async def until_refused(host: str, port: int) -> None:
+    """Until nobody listens there: ZeroMQ closes a socket in a thread of its own."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(host, port)
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await writer.wait_closed()
+
+
 @pytest.mark.usefixtures("_nixl")
 def test_ranks_that_keep_the_same_are_one_to_read(tiny_model: Path) -> None:
     """Of a group whose ranks each keep all heads, as they do latents, a decode side reads the first."""
@@ -164,6 +183,33 @@ def test_a_vllm_reads_pages_and_says_so(tiny_model: Path) -> None:
 
     assert read == written
     assert (mode, totals["pulled"], num_held) == ("pull", 1, 0)
+
+
+@pytest.mark.usefixtures("_nixl")
+def test_a_vllm_finds_the_blocks_of_a_dead_group_gone(tiny_model: Path) -> None:
+    """Nothing of it can be read, and nobody answers its handshake or hears its notifications."""
+
+    async def work() -> tuple[list[Any], bool, dict[str, int]]:
+        decode = Decode()
+        groups, cache = LocalGroups(tiny_model), PrefixCache(BlockPool(64, BLOCK))
+        hand_off = HandOff(config_of(tiny_model, f"127.0.0.1:{decode.port}"), "model", lambda: None)
+        await hand_off.open()
+        hand_off.join(0, cache, groups.shared_pages(0))
+        assert cache.reserve("r", (), 20, 20)
+        params = hand_off.grant(0, "r", 20, 0)
+        await decode.handshake(params)
+        hand_off.lose(0)
+        await until_refused(params.remote_host, params.remote_port)
+        Agent.made[0].notices = {"vllm rank 0": [b"r:1"]}
+        totals = hand_off.totals()
+        await hand_off.close()
+        decode.close()
+        return Agent.made[0].registered, bool(Agent.made[0].notices), totals
+
+    registered, is_deaf, totals = asyncio.run(work())
+
+    assert (registered, is_deaf) == ([], True)
+    assert (totals["lost"], totals["pulled"], totals["open"]) == (1, 0, 0)
 
 
 def test_without_nixl_the_setting_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

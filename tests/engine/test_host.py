@@ -7,6 +7,7 @@ import random
 import pytest
 
 from asap_ray.engine import attention, experts
+from asap_ray.placement import Placement
 from asap_ray.spec import Combine, Instance, ModelSpec, ParallelSpec, PrefillSpec, RowType
 from tests.engine.toys import HIDDEN, Loops, Toy, ToyExperts, ToyInstance, expected, random_batch
 
@@ -19,6 +20,7 @@ def whole(
     moe_devices: int,
     combine: Combine = Combine.REDUCED,
     row_type: RowType = RowType.FLOAT32,
+    placement: Placement | None = None,
 ) -> Instance:
     """A toy instance of the given degrees."""
     return Instance(
@@ -32,6 +34,7 @@ def whole(
             row_type=row_type,
             deadline_s=20.0,
         ),
+        placement=placement,
     )
 
 
@@ -48,6 +51,21 @@ def test_answers_equal_the_undivided_model(dp_groups: int, tp: int, moe_devices:
         for n, lengths in enumerate(shapes)
         for i in range(dp_groups)
     ]
+
+    with ToyInstance(toy) as running:
+        answers = running.ask(batches)
+
+    wanted = {name: total for _, batch in batches for name, total in expected(toy, batch).items()}
+    assert answers == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("combine", list(Combine))
+def test_redundant_experts_change_no_answer(tp: int, combine: Combine) -> None:
+    """Seven experts in eleven places of three devices, out of order: sums are the undivided model's."""
+    placement = Placement(experts=((6, 0, 3), (1, 0, 2, 4), (5, 3, 6, 0)))
+    toy = Toy(whole(2, tp, 3, combine, placement=placement))
+    batches = [(i, random_batch(f"{i}.{n}", [size], seed=n)) for n, size in enumerate([20, LIMIT, 7]) for i in range(2)]
 
     with ToyInstance(toy) as running:
         answers = running.ask(batches)
@@ -161,3 +179,19 @@ def test_a_short_batch_passes_a_longer_one_in_the_other_slot() -> None:
         running.ask([(0, long), *[(0, short) for short in shorts]])
 
     assert running.finished[-1] == "long.0"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_batch_that_nobody_waits_for_gives_up_its_slot(tp: int) -> None:
+    """It would decode for ever; a solo batch, which needs the whole group, runs behind it."""
+    toy = Toy(whole(1, tp, 2))
+    endless, solo = random_batch("endless", [4], seed=1), random_batch("solo", [LIMIT], seed=2)
+
+    with ToyInstance(toy, passes={"endless.0": 1_000_000_000}) as running:
+        for batch in (endless, solo):
+            running.doors[0].put(batch)
+        running.doors[0].abort(["endless.0", "of another group"])
+        answers = running.wait([(0, endless), (0, solo)])
+
+    assert running.finished == ["endless.0", "solo.0"]
+    assert answers == pytest.approx(expected(toy, endless) | expected(toy, solo), rel=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from asap_ray.batch import Batch, Stamps, Token
 from asap_ray.engine import attention
 from asap_ray.errors import Closed
 from asap_ray.laps import Laps, State
-from asap_ray.protocol import Finished
+from asap_ray.protocol import NOBODY, Finished
 from asap_ray.telemetry.recording import SPAN
 from tests.engine.test_host import whole
 from tests.engine.toys import Toy, ToyInstance, random_batch
@@ -62,7 +64,7 @@ class OneLayer:
     async def attend(self, state: int, layer: int, expert_out: None) -> None:
         pass
 
-    async def finish(self, state: int, expert_out: None) -> Finished:  # noqa: ARG002
+    async def finish(self, state: int, expert_out: None, unwanted: Set[str]) -> Finished:  # noqa: ARG002
         if state == 2:
             return Finished((Token(request_id="a.0", token_id=1, finish_reason="length"),), None)
         done = Token(request_id="a.1", token_id=1, finish_reason="length")
@@ -74,15 +76,22 @@ class OneLayer:
     async def combine_recv(self, slot: int) -> None:
         pass
 
+    def unwanted(self) -> Set[str]:
+        return NOBODY
+
     async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         pass
 
 
 def test_a_decode_pass_counts_a_row_for_each_request_that_goes_on() -> None:
-    """Eight of the prompts and one of the step after them, not their prompts again."""
+    """Eight of the prompts and one of the step after them, not their prompts again; so does the size of each.
+
+    A row of the prompts attends to one other on average, that of the step to 6.
+    """
     runtime, one_layer = ThreadRuntime(), OneLayer()
     rank = attention.Rank(runtime, one_layer, one_layer, one_layer, Laps(runtime.now, State.IDLE))
     with pytest.raises(Closed):
         drive(attention.serve(rank))
 
     assert (rank.duty.num_items, rank.duty.num_rows) == (4, 9)
+    assert {size: spent.num_layers for size, spent in rank.pace.by_size.items()} == {"4.1": 1, "1.3": 1}

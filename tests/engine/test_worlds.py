@@ -16,6 +16,7 @@ from asap_ray.cost.hardware import ascend_910c
 from asap_ray.cost.model import CostModel
 from asap_ray.cost.shapes import deepseek_v32
 from asap_ray.engine import attention, experts
+from asap_ray.placement import Placement
 from asap_ray.protocol import Routed, WorkItem
 from asap_ray.spec import Instance, ModelSpec, ParallelSpec, PrefillSpec
 from tests.engine.toys import HIDDEN, Loops, Toy, ToyInstance, random_batch
@@ -138,6 +139,14 @@ def test_both_worlds_take_the_same_steps(dp_groups: int, tp: int, moe_devices: i
     Which of two ready slots a device takes first is a matter of timing, in the real world.
     """
     whole = whole_of(dp_groups, tp, moe_devices)
+
+    assert by_slot(host_steps(whole)) == by_slot(virtual_steps(whole))
+
+
+def test_redundant_experts_change_no_step() -> None:
+    """Where a row goes is part of a message: six experts in eleven places, and the steps are those of virtual time."""
+    placement = Placement(experts=((5, 0, 3), (1, 0, 2, 4), (4, 3, 5, 0)))
+    whole = replace(whole_of(2, 2, 3), placement=placement)
 
     assert by_slot(host_steps(whole)) == by_slot(virtual_steps(whole))
 

@@ -13,7 +13,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from asap_ray.engine import attention, experts, instance
 from asap_ray.errors import Closed
 from asap_ray.laps import Laps, State
 from asap_ray.layout import layout_of
-from asap_ray.protocol import Collective, Finished, Routed
+from asap_ray.protocol import NOBODY, Collective, Finished, Routed
 from asap_ray.spec import Instance, RowType
 from asap_ray.telemetry.received import Received
 from asap_ray.telemetry.recording import Recordings
@@ -111,8 +111,9 @@ class ToyAttention:
         self._collective.all_gather(torch.zeros(1))  # like attention's, it needs all ranks' results of the layer before
         return Routed(state.x_SH.contiguous(), *self._toy.route(layer, state.tokens_S))
 
-    async def finish(self, state: Pass, expert_out: torch.Tensor) -> Finished:
-        if state.num_passes > 1:
+    async def finish(self, state: Pass, expert_out: torch.Tensor, unwanted: Set[str] = NOBODY) -> Finished:
+        is_wanted = state.batch.requests[0].request_id not in unwanted
+        if state.num_passes > 1 and self._collective.broadcast(b"on" if is_wanted else b"") == b"on":
             again = dataclasses.replace(state, x_SH=self._toy.embed(state.tokens_S), num_passes=state.num_passes - 1)
             return Finished((), again)
         share_SH = state.x_SH + expert_out
@@ -135,7 +136,7 @@ class ToyExperts:
     def __init__(self, toy: Toy, moe_device: int, delay_s: Callable[[], float]) -> None:
         mine = toy.whole.experts_of(moe_device)
         self.moe_device = moe_device
-        self._scales = toy.scales[:, mine.start : mine.stop]
+        self._scales = toy.scales[:, list(mine)]
         self.delay_s = delay_s
 
     async def super_kernel(self, layer: int, rows_RH: torch.Tensor, num_rows_E: torch.Tensor) -> torch.Tensor:

@@ -119,9 +119,10 @@ async def main(model: str, num_hosts: int) -> None:
     degrees = ParallelSpec(dp_groups=num_hosts - 1, tp=1, moe_devices=1)
     config = ServeConfig(model=model, parallel=degrees, prefill=limits, start_timeout_s=START_S)
     await connect(num_hosts)
-    instance = PrefillInstance(config)
+    served = served_of(Path(model))
+    instance = PrefillInstance(config, served)
     await instance.start()
-    service = PrefillService(config, served_of(Path(model)), instance)
+    service = PrefillService(config, served, instance)
     await play(instance, service)
     await service.close()
 

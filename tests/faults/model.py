@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 from asap_ray.batch import Batch, Token
-from asap_ray.protocol import Finished, Routed
+from asap_ray.protocol import NOBODY, Finished, Routed
 from asap_ray.spec import ParallelSpec
 from tests.faults.comm import Rows
 from tests.faults.runtime import ShakenRuntime
@@ -90,7 +91,7 @@ class Attention:
                 rows[device_of(x, self.parallel.moe_devices)].setdefault(n, []).append((x, weight, value))
         return Routed(rows, None, None)
 
-    async def finish(self, state: Pass, expert_out: dict[int, Rows]) -> Finished:
+    async def finish(self, state: Pass, expert_out: dict[int, Rows], unwanted: Set[str] = NOBODY) -> Finished:  # noqa: ARG002
         """See `AttentionStage`."""
         self._add(state, NUM_LAYERS - 1, expert_out)
         await self.barrier.wait()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +49,8 @@ class EchoGroups:
     batches: list[Batch] = field(default_factory=list)
     started: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
     num_finished: int = 0
+    made: Counter[str] = field(default_factory=Counter)  # tokens, by request
+    aborted: dict[tuple[int, str], int] = field(default_factory=dict)  # by group and request, the tokens made before
     prompts: dict[str, bytes] = field(default_factory=dict)  # as far as their pieces have come
     pages: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (group, block) -> the tokens in it
 
@@ -68,6 +71,11 @@ class EchoGroups:
         """See `Groups`; nobody pulls them."""
         return ()
 
+    def abort(self, group: int, request_ids: Sequence[str]) -> None:
+        """See `Groups`."""
+        for request_id in request_ids:
+            self.aborted.setdefault((group, request_id), self.made[request_id])
+
     async def run(self, group: int, batch: Batch) -> AsyncIterator[tuple[tuple[Token, ...], Stamps]]:
         """See `Groups`; each pass takes one turn of the loop."""
         assert 0 <= group < self.num_groups
@@ -87,7 +95,8 @@ class EchoGroups:
                 raise self.failure
             if group == self.lost_group:
                 raise DeviceLost(f"group {group} is gone")
-            tokens = tuple(self._token(request, step) for request in unfinished)
+            tokens = tuple(self._token(group, request, step) for request in unfinished)
+            self.made.update(token.request_id for token in tokens)
             unfinished = [r for r, token in zip(unfinished, tokens, strict=True) if token.finish_reason is None]
             step += 1
             yield tokens, stamps
@@ -104,10 +113,11 @@ class EchoGroups:
         for place, block in enumerate(request.table):
             self.pages[group, block] = tokens[place * size : (place + 1) * size]
 
-    def _token(self, request: Request, step: int) -> Token:
+    def _token(self, group: int, request: Request, step: int) -> Token:
         prompt = replace(request, token_ids=self.prompts[request.request_id])
         sampling, token_id = request.sampling, echo(prompt, step)
-        reason = "length" if step + 1 == sampling.max_tokens else None
+        is_last, is_unwanted = step + 1 == sampling.max_tokens, (group, request.request_id) in self.aborted
+        reason = "length" if is_last else "abort" if is_unwanted else None
         return Token(
             request_id=request.request_id,
             token_id=token_id,

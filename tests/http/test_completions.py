@@ -104,6 +104,25 @@ def test_a_stop_string_ends_the_text_before_it(post: Post, stream: bool) -> None
     assert parts[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_decode(post: Post, groups: EchoGroups, stream: bool) -> None:
+    """The group is told, and makes no 100 tokens."""
+    post("/v1/completions", {"prompt": "the lazy dog", "max_tokens": 100, "stop": "azy d", "stream": stream})
+
+    assert groups.num_finished == 1
+    assert groups.made.total() < 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_decode_of_its_prompt_alone(post: Post, groups: EchoGroups, stream: bool) -> None:
+    """The other prompt of the request has all its tokens."""
+    prompts = ["the lazy dog", "to be or not to be"]
+    post("/v1/completions", {"prompt": prompts, "max_tokens": 60, "stop": "azy d", "stream": stream})
+
+    assert sorted(number < 20 for number in groups.made.values()) == [False, True]
+    assert max(groups.made.values()) == 60
+
+
 def test_logprobs_have_the_legacy_shape(post: Post, model: ServedModel) -> None:
     """Four parallel lists; the chosen token is among its candidates."""
     body = {"prompt": [70, 71], "max_tokens": 2, "logprobs": 2}

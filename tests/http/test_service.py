@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,12 @@ async def fill(service: PrefillService, groups: EchoGroups) -> list[asyncio.Task
     for _ in tasks:
         await groups.started.get()
     return tasks
+
+
+async def heard_of(events: AsyncGenerator[TokenEvent, None], num_tokens: int) -> None:
+    """A client that has heard so many tokens; one that has heard none waits for its first."""
+    for _ in range(max(1, num_tokens)):
+        await anext(events)
 
 
 def open_gate(groups: EchoGroups) -> None:
@@ -131,10 +138,56 @@ def test_a_solo_that_leaves_the_queue_lets_go_of_its_group(
     assert asyncio.run(scenario()) == ["running-0", "running-1", "running-2", "behind"]
 
 
-def test_a_client_that_leaves_a_running_batch_lets_it_finish(
+@pytest.mark.parametrize("num_tokens", [0, 1, 4])
+def test_a_client_that_leaves_ends_its_decode_with_the_next_token(
+    config: ServeConfig, model: ServedModel, groups: EchoGroups, num_tokens: int
+) -> None:
+    """Whatever it has heard of 64; its blocks are free, its neighbour goes on."""
+    groups.num_groups, groups.num_blocks, groups.block_size = 1, 8, config.kv_cache.block_size
+
+    async def scenario() -> tuple[int, int, int]:
+        service = PrefillService(config, model, groups)
+        service.open_caches()
+        leaving = service.generate([request("leaving", max_tokens=64)])
+        heard = asyncio.create_task(heard_of(leaving, num_tokens))
+        await groups.started.get()
+        staying = asyncio.create_task(tokens_of(service, [request("staying", max_tokens=40)]))
+        if num_tokens:
+            await heard
+        heard.cancel()
+        await asyncio.gather(heard, return_exceptions=True)
+        await leaving.aclose()
+        num_answered = len(await staying)
+        await service.close()
+        num_more = groups.made["leaving"] - groups.aborted[0, "leaving"]
+        return num_more, num_answered, service._scheduler.caches[0].num_held
+
+    assert asyncio.run(scenario()) == (1, 40, 0)
+
+
+def test_a_client_that_leaves_before_its_group_has_the_batch_ends_it_too(
     config: ServeConfig, model: ServedModel, gated: EchoGroups
 ) -> None:
-    """The group cannot be stopped halfway; the slot is free afterwards."""
+    """A group that was told too early is told again, with the first token that nobody waits for."""
+
+    async def scenario() -> int:
+        service = PrefillService(config, model, gated)
+        leaving = asyncio.create_task(tokens_of(service, [request("leaving", max_tokens=64)]))
+        await gated.started.get()
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        gated.aborted.clear()
+        open_gate(gated)
+        await service.close()
+        return gated.made["leaving"]
+
+    assert asyncio.run(scenario()) == 2
+
+
+def test_a_client_that_leaves_a_running_batch_frees_its_slot(
+    config: ServeConfig, model: ServedModel, gated: EchoGroups
+) -> None:
+    """A pass cannot be stopped halfway; the slot is free after it."""
 
     async def scenario() -> int:
         service = PrefillService(config, model, gated)

@@ -121,6 +121,7 @@ def test_a_client_that_hangs_up_frees_its_place(
 ) -> None:
     """As a server tells it: a disconnect while the first token is awaited."""
     groups.gate = asyncio.Event()
+    config = replace(config, prefill=replace(config.prefill, max_wait_s=60.0 if is_queued else 0.001))
     body = b'{"prompt": [7, 7], "stream": true}'
 
     async def scenario() -> tuple[int, int]:

@@ -16,7 +16,7 @@ from asap_ray.backends.threads import drive
 from asap_ray.batch import Batch, Request, Sampling, Token
 from asap_ray.models.decoder import Decoder
 from asap_ray.models.model import Model
-from asap_ray.protocol import MoEStage, Routed
+from asap_ray.protocol import Collective, MoEStage, Routed
 
 torch.set_num_threads(1)
 
@@ -50,6 +50,8 @@ class ThreadCollective:
 
 def run_experts(stages: list[tuple[range, MoEStage]], layer: int, routed: Routed) -> torch.Tensor:
     """What dispatch, the MoE devices and combine do together: the weighted sum over experts, [S, H]."""
+    device = routed.hidden_SH.device
+    routed = Routed(routed.hidden_SH.cpu(), routed.expert_ids_SK.cpu(), routed.weights_SK.cpu())
     sums_SH = torch.zeros_like(routed.hidden_SH, dtype=torch.float32)
     for experts, stage in stages:
         row_idx_R, choice_R = (
@@ -61,7 +63,7 @@ def run_experts(stages: list[tuple[range, MoEStage]], layer: int, routed: Routed
         num_rows_E = local_R.bincount(minlength=len(experts)).int()
         results_RH = drive(stage.super_kernel(layer, routed.hidden_SH[row_idx_R], num_rows_E))
         sums_SH.index_add_(0, row_idx_R, results_RH.float() * routed.weights_SK[row_idx_R, choice_R, None])
-    return sums_SH.to(routed.hidden_SH.dtype)
+    return sums_SH.to(routed.hidden_SH.dtype).to(device)
 
 
 @dataclass
@@ -89,7 +91,7 @@ def turns(stage: Decoder, experts: Experts, batch: Batch, outcome: Outcome) -> I
             outcome.hidden.append(state.residual_RH[: state.num_rows] + expert_out)
         finished = drive(stage.finish(state, expert_out))
         is_last = finished.tokens and finished.next_state is None
-        outcome.logits.append(stage.logits(state) if is_last else torch.empty(0))
+        outcome.logits.append(stage.logits(state).cpu() if is_last else torch.empty(0))
         outcome.rows.append(len(routed.hidden_SH))
         outcome.tokens += finished.tokens
         state = finished.next_state
@@ -112,19 +114,20 @@ def run_divided(
     moe_devices: int = 1,
     dtype: torch.dtype = torch.float32,
     run: Callable[[Decoder, Experts, Sequence[Batch]], Outcome] = run_rank,
+    stage_of: Callable[[Model, Collective, torch.dtype], Decoder] = Model.attention_stage,
 ) -> list[Outcome]:
     """Run batches on `tp` threads and `moe_devices` uneven shares of the experts; every rank's outcome."""
     num_experts = model.spec.num_experts
     shares = [range(e * num_experts // moe_devices, (e + 1) * num_experts // moe_devices) for e in range(moe_devices)]
     experts = [(share, model.expert_stage(share, dtype)) for share in shares]
     if tp == 1:
-        return [run(model.attention_stage(SoloCollective(), dtype), experts, batches)]
+        return [run(stage_of(model, SoloCollective(), dtype), experts, batches)]
     boards, barrier = [None] * tp, threading.Barrier(tp)
     outcomes: list[Any] = [None] * tp
 
     def work(rank: int) -> None:
         try:
-            stage = model.attention_stage(ThreadCollective(rank, boards, barrier), dtype)
+            stage = stage_of(model, ThreadCollective(rank, boards, barrier), dtype)
             outcomes[rank] = run(stage, experts, batches)
         except BaseException as error:
             outcomes[rank] = error

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asap_ray.errors import ConfigError
+from asap_ray.models.host_kernels import HOST
 from asap_ray.models.model import load_model
 from asap_ray.models.weights import Checkpoint, Shard
 from tests.models.divided import batch_of, random_prompts, run_divided
@@ -81,7 +82,7 @@ def test_parts_that_cut_blocks(quantised: tuple[Path, torch.Tensor], own: slice)
 def test_shards_of_all_ranks_are_the_whole(quantised: tuple[Path, torch.Tensor]) -> None:
     """Both ways to split a matrix."""
     directory, expected = quantised
-    shards = [Shard(Checkpoint(directory, BLOCK), rank, 3, torch.float32) for rank in range(3)]
+    shards = [Shard(Checkpoint(directory, BLOCK), rank, 3, torch.float32, HOST) for rank in range(3)]
 
     assert torch.equal(torch.cat([s.column_parallel("a", SHAPE) for s in shards], dim=1), expected.T)
     assert torch.equal(torch.cat([s.row_parallel("a", SHAPE) for s in shards], dim=0), expected.T)

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from asap_ray.errors import ConfigError
+from asap_ray.models.host_kernels import HOST
 from asap_ray.models.model import load_model
 from asap_ray.models.random_checkpoint import make_random_checkpoint, tiny
 from asap_ray.models.weights import Checkpoint, Shard
@@ -50,7 +51,7 @@ def test_a_single_file_needs_no_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_shards_of_all_ranks_are_the_whole(sharded: Path, size: int) -> None:
     """Both ways to split a matrix; each rank's part is its own contiguous memory, [in, out]."""
-    shards = [Shard(Checkpoint(sharded), rank, size, torch.float32) for rank in range(size)]
+    shards = [Shard(Checkpoint(sharded), rank, size, torch.float32, HOST) for rank in range(size)]
 
     assert torch.equal(torch.cat([s.column_parallel("first", (6, 4)) for s in shards], dim=1), MATRIX.T)
     assert torch.equal(torch.cat([s.row_parallel("first", (6, 4)) for s in shards], dim=0), MATRIX.T)

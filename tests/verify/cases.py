@@ -51,6 +51,8 @@ HOLDING: Final = (
     protocol("device restarts, two layers", "1 1 1 2", MOE_CRASH=1),
     protocol("device restarts, two ranks", "1 2 1 1", FULL=1, MOE_CRASH=1),
     protocol("group restarts, two layers", "1 1 1 2", GROUP_CRASH=1),
+    protocol("solo batches of a dead group", "1 1 1 1", GROUP_CRASH=1, SOLO=1),
+    protocol("solo batches of a new group", "1 1 1 1", GROUP_CRASH=1, SOLO=2),
 )
 
 BROKEN: Final = (
@@ -68,5 +70,8 @@ BROKEN: Final = (
     protocol("older message kept", "1 2 1 2", finds=WRONG_ITEM, FULL=1, MOE_CRASH=1, BROKEN="KEEP_OLDER"),
     protocol("replaced, not dead", "1 1 1 1", finds=WRONG_ITEM, FULL=1, MOE_CRASH=1, BROKEN="HUNG"),
     protocol("dead group's buffer", "1 1 2 1", finds=WRONG_ITEM, shuffled=True, GROUP_CRASH=1, BROKEN="SAME_BUFFER"),
+    protocol(
+        "a dead group's other slot", "1 1 1 1", finds=WRONG_ITEM, quick=True, GROUP_CRASH=1, SOLO=2, BROKEN="OWN_SLOT"
+    ),
     protocol("epoch told late", "1 1 1 1", finds=DEADLOCK, FULL=1, GROUP_CRASH=1, BROKEN="TOLD_LATE"),
 )

@@ -63,7 +63,8 @@ inline read_headers() {
 
 inline read_rows() {
   for (j : 0 .. T - 1) {
-    assert(!(has_rows & BIT(j)) || MESSAGE(b, p, j).rows == stamp)
+    assert(!(has_rows & BIT(j)) || MESSAGE(b, p, j).rows == stamp);
+    assert(!(has_rows & BIT(j)) || !WIDE(EPOCH(stamp)) || MESSAGE(b, p + 1, j).rows == stamp)
   };
   j = 0
 }

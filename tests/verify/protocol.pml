@@ -27,6 +27,9 @@
 #ifndef GROUP_CRASH
 #define GROUP_CRASH 0 /* 1: group 0 dies at any time and comes back once, with a new epoch */
 #endif
+#ifndef SOLO
+#define SOLO 0 /* 1: the messages of groups are solo ones, of slot 0 and in both; 2: those of the group that comes back */
+#endif
 #ifndef BROKEN
 #define BROKEN 0 /* one of these mistakes, each of which must be found */
 #endif
@@ -43,6 +46,7 @@
 #define TOLD_LATE 11    /* a new group sends before the devices know its epoch */
 #define CREDIT_EARLY 12 /* dispatch_recv: step 4 before step 3 is over */
 #define HUNG 13         /* the new device starts while the old one still sends */
+#define OWN_SLOT 14     /* a new group waits for the dead one's message in the slot it sends to, no other */
 
 #define BIT(n) (1 << (n))
 #define ALL(n) (BIT(n) - 1)
@@ -54,6 +58,7 @@
 #define UNFINISHED 0
 #define STAMP(epoch, slot, sequence) ((epoch) * 16 + (slot) * 8 + (sequence))
 #define EPOCH(stamp) ((stamp) >> 4)
+#define WIDE(epoch) (SOLO == (epoch) + 1) /* its rows lie in both slots */
 #define RESULT(stamp, e) ((stamp) * 4 + (e))
 /* Reply offset: the devices before this one that get rows. E <= 3 */
 #define BELOW(mask, e) (((e) > 0 && ((mask) & 1)) + ((e) > 1 && ((mask) & 2)))

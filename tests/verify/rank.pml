@@ -10,7 +10,11 @@
 #define BUFFER(e) ((e) == 0 -> port : (e))
 #define REPLY(e, z) reply[REGION(a, z) * E + (e)]
 #define REPLIES(z) replies[REGION(a, z)]
-#define ROOM(e) ((pending & BIT(e)) && !(WORD(BUFFER(e), PLACE(s)) & BIT(j)))
+#define SENT_BEFORE(e) ((WORD(BUFFER(e), PLACE(0)) | WORD(BUFFER(e), PLACE(1))) & BIT(j))
+/* AttentionComm::has_room: what a dead incarnation sent has to be out of both slots once. */
+#define CLEAR(e) (SOLO == 0 || BROKEN == OWN_SLOT || (was_clear & BIT(e)) || !SENT_BEFORE(e))
+#define ROOM(e) ((pending & BIT(e)) && !(WORD(BUFFER(e), PLACE(s)) & BIT(j)) && CLEAR(e))
+#define NUM_MESSAGES (WIDE(epoch) -> LAYERS : 2 * LAYERS)
 /* With one region the bits of the other slot's replies stay until its turn. */
 #define ARRIVED(e) ((owing[s] & REPLIES(s) & BIT(e)) && (BROKEN != ONE_REGION || REPLY(e, s) == MINE(s)))
 #define LOST (MOE_CRASH && home != port)
@@ -29,7 +33,12 @@ inline begin_rows(e, z) { /* step 2 begins */
 inline write_message(e, z, has_rows) {
   d_step {
     if
-    :: has_rows -> MESSAGE(b, PLACE(z), j).rows = MINE(z)
+    :: has_rows ->
+       MESSAGE(b, PLACE(z), j).rows = MINE(z);
+       if
+       :: WIDE(epoch) -> MESSAGE(b, PLACE(1), j).rows = MINE(z)
+       :: else
+       fi
     :: else
     fi;
     MESSAGE(b, PLACE(z), j).num_rows = (has_rows -> 1 : 0);
@@ -71,8 +80,13 @@ inline dispatch_send() {
          if
          :: ROOM(e) ->
             ready = ready | BIT(e);
+            was_clear = (SOLO -> was_clear | BIT(e) : 0);
             b = BUFFER(e);
-            begin_rows(e, s)
+            begin_rows(e, s);
+            if
+            :: WIDE(epoch) && (rows_for[s] & BIT(e)) -> MESSAGE(b, PLACE(1), j).rows = UNFINISHED
+            :: else
+            fi
          :: else
          fi
        }
@@ -194,12 +208,12 @@ inline reattach() {
 proctype rank(byte i; byte j) {
   byte a = RANK;
   byte epoch, port, b, s, z, e, pending, ready, num_received;
-  byte sequence[2], owing[2], rows_for[2];
+  byte sequence[2], owing[2], rows_for[2], was_clear;
   bool in_flight[2];
 serve:
   {
     do
-    :: num_received == 2 * LAYERS -> break
+    :: num_received == NUM_MESSAGES -> break
     :: else ->
        if
        :: in_flight[s] -> combine_recv()
@@ -210,7 +224,7 @@ serve:
        :: else
        fi;
        if
-       :: s = 1 - s
+       :: s = (WIDE(epoch) -> 0 : 1 - s) /* a solo batch runs alone */
        :: ANY_ORDER
        fi
     od;
@@ -227,7 +241,7 @@ over:
     (i == 0 && group_killed && epoch == 0) ->
     d_step {
       epoch = 1; a = SEAT(i, j, epoch); port = home;
-      b = 0; s = 0; z = 0; e = 0; pending = 0; ready = 0; num_received = 0;
+      b = 0; s = 0; z = 0; e = 0; pending = 0; ready = 0; num_received = 0; was_clear = 0;
       sequence[0] = 0; sequence[1] = 0; owing[0] = 0; owing[1] = 0;
       rows_for[0] = 0; rows_for[1] = 0; in_flight[0] = false; in_flight[1] = false
     };

@@ -4,7 +4,7 @@ Same arguments, same results, tensors of a die. `REFERENCES` names the CPU's fun
 """
 
 # Shapes: S tokens, H hidden, N query heads, G key-value heads, D head_dim, V width of a value, F = rotated dims / 2,
-#         n new tokens of m, C latent, P rotated part of a key, R rows grouped by E experts, I intermediate, J = 2 I.
+#         n new tokens of m, R rows grouped by E experts, I intermediate, J = 2 I.
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ _MASK_SIZE: Final = 2048
 
 _CAUSAL_AT_THE_END: Final = 3
 """`sparse_mode`: the last query sees the last key, each one before it one key less."""
+
+_WIDEST_HEAD: Final = 512
+"""Of the operator of inference."""
 
 _ONE_RESULT: Final = 3
 """`split_item`: one tensor of all groups."""
@@ -73,7 +76,8 @@ def rotate_pairs_(heads_SND: torch.Tensor, angles_SF: tuple[torch.Tensor, torch.
 def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tensor) -> torch.Tensor:
     """Softmax attention of the last n of m tokens, [n, N, V]; see `gqa.attend`.
 
-    `npu_fused_infer_attention_score` for 16-bit types. It has no float32, so that takes `npu_fusion_attention`.
+    `npu_fused_infer_attention_score` for 16-bit types, heads of up to 512 dimensions and values as wide as keys. What
+    it has not, float32, MLA's heads and latents, takes `npu_fusion_attention`.
     """
     query_1NnD = query_nND.transpose(0, 1)[None].contiguous()
     key_1GmD, value_1GmV = key_GmD[None].contiguous(), value_GmV[None].contiguous()
@@ -81,7 +85,7 @@ def attend(query_nND: torch.Tensor, key_GmD: torch.Tensor, value_GmV: torch.Tens
     mask: dict[str, Any] = {}
     if is_causal:
         mask = {"atten_mask": _mask(query_nND.device), "sparse_mode": _CAUSAL_AT_THE_END}
-    if query_nND.dtype is torch.float32:
+    if not _is_for_inference(query_nND, value_GmV):
         out_1NnV = torch.ops.npu.npu_fusion_attention(
             query_1NnD, key_1GmD, value_1GmV, query_nND.shape[1], "BNSD", scale=scale, **mask
         )[0]
@@ -120,6 +124,11 @@ def _grouped_matmul(rows_RI: torch.Tensor, matrix_EIJ: torch.Tensor, num_rows_E:
         group_list_type=_COUNTS,
     )[0]
     return out_RJ
+
+
+def _is_for_inference(query_nND: torch.Tensor, value_GmV: torch.Tensor) -> bool:
+    head_dim = query_nND.shape[-1]
+    return query_nND.dtype is not torch.float32 and head_dim == value_GmV.shape[-1] <= _WIDEST_HEAD
 
 
 @functools.cache

@@ -57,16 +57,11 @@ def register(endpoint: Any) -> int:
     return number
 
 
-def forget(number: int) -> None:
-    """Let go of an endpoint."""
-    del _endpoints[number]
-
-
 def _anchor(like: torch.Tensor) -> torch.Tensor:
     return like.new_empty(1, dtype=torch.int8)
 
 
-def _settle(like: torch.Tensor) -> None:
+def settle(like: torch.Tensor) -> None:
     """Wait for what the current stream of a die still does to its tensors: our kernels have streams of their own."""
     torch.get_device_module(like.device).current_stream(like.device).synchronize()
 
@@ -127,7 +122,7 @@ def _send_die(
     timeout_s: float,
 ) -> torch.Tensor:
     hidden, expert_ids, weights = hidden.contiguous(), expert_ids.contiguous(), weights.contiguous()
-    _settle(hidden)
+    settle(hidden)
     addresses = hidden.data_ptr(), expert_ids.data_ptr(), weights.data_ptr()
     _sent[comm, slot] = hidden
     _endpoints[comm].native.async_dispatch_send_on_die(slot, layer, len(hidden), *addresses, timeout_s)
@@ -141,14 +136,14 @@ def _take_die(
     endpoint = _endpoints[comm]
     item = endpoint.native.async_dispatch_recv(timeout_s)
     rows_RH = anchor.new_empty((item.num_rows, hidden), dtype=dtype)
-    _settle(anchor)
+    settle(anchor)
     if item.num_rows:
         endpoint.die.copy(rows_RH.data_ptr(), item.rows_at, rows_RH.nbytes)
     return rows_RH, torch.from_numpy(item.num_rows_E).clone(), _ticket(item)
 
 
 def _reply_die(results: torch.Tensor, ticket: torch.Tensor, comm: int) -> torch.Tensor:
-    _settle(results)
+    settle(results)
     _endpoints[comm].native.async_combine_send_on_die(_items.pop(int(ticket[-1])), results.data_ptr())
     return _anchor(results)
 
@@ -157,7 +152,7 @@ def _receive_die(
     anchor: torch.Tensor, comm: int, slot: int, num_tokens: int, hidden: int, dtype: torch.dtype, timeout_s: float
 ) -> torch.Tensor:
     out_SH = anchor.new_empty((num_tokens, hidden), dtype=dtype)
-    _settle(anchor)
+    settle(anchor)
     _endpoints[comm].native.async_combine_recv_on_die(slot, out_SH.data_ptr(), timeout_s)
     del _sent[comm, slot]
     return out_SH
@@ -166,7 +161,7 @@ def _receive_die(
 def _compute_die(rows: torch.Tensor, num_rows: torch.Tensor, ticket: torch.Tensor, experts: int) -> torch.Tensor:
     del num_rows
     results_RH = torch.empty_like(rows)
-    _settle(rows)
+    settle(rows)
     _endpoints[experts].native.run(_items[int(ticket[-1])], results_RH.data_ptr())
     return results_RH
 

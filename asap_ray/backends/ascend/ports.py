@@ -8,18 +8,21 @@ import dataclasses
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
 from asap_ray import _native
+from asap_ray.backends.ascend.die_place import DiePlace
+from asap_ray.backends.ascend.grouped_experts import GroupedExperts
 from asap_ray.backends.ascend.ops import DieEndpoint
-from asap_ray.backends.ascend.tensor_comm import TensorComm
+from asap_ray.backends.ascend.tensor_comm import DEVICE, TensorComm
 from asap_ray.backends.ascend.toolkit import open_die, require
 from asap_ray.backends.host_comm import DTYPES, HostAttentionComm, HostMoEComm
+from asap_ray.backends.place import HostPlace, Place
 from asap_ray.config import ServeConfig
-from asap_ray.errors import DeviceLost
+from asap_ray.errors import ConfigError, DeviceLost
 from asap_ray.layout import Layout, layout_of
 from asap_ray.messages import Registration
 from asap_ray.models.fused import array_of
@@ -37,6 +40,25 @@ def require_device(config: ServeConfig) -> None:
         ConfigError: the text says what is missing.
     """
     require(config.kernels)
+    _on_die(config)
+
+
+def _on_die(config: ServeConfig) -> bool:
+    """Whether attention computes on the die.
+
+    Raises:
+        ConfigError: the configuration asks for what goes only with torch-npu, or only without.
+    """
+    if not importlib.util.find_spec("torch_npu"):
+        if config.expert_kernel == "grouped_matmul":
+            raise ConfigError("expert_kernel='grouped_matmul' needs torch-npu: pip install 'asap-ray[ascend]'")
+        return False
+    if config.nixl_peer:
+        raise ConfigError(
+            f"nixl_peer={config.nixl_peer!r} with device='npu' and torch-npu: KV pages are on the dies, and a decode "
+            "instance pulls pages of host memory only (docs/limits.md)"
+        )
+    return True
 
 
 def open_ports(config: ServeConfig) -> AscendPorts:
@@ -46,7 +68,7 @@ def open_ports(config: ServeConfig) -> AscendPorts:
         ConfigError: there is none; the text says what is missing.
     """
     die = open_die(config.kernels)
-    if not importlib.util.find_spec("torch_npu"):
+    if not _on_die(config):
         return AscendPorts(die)
     importlib.import_module("torch_npu")  # where it does not load itself with torch
     return TensorPorts(die)
@@ -78,7 +100,7 @@ class AscendExperts:
         return rows_RH
 
 
-def _expert_weights(config: ServeConfig, model: Model, experts: range) -> dict[str, Any]:
+def _expert_weights(config: ServeConfig, model: Model, experts: Sequence[int]) -> dict[str, Any]:
     """As `SuperKernel` takes them, of the configured type."""
     if config.expert_type is ExpertType.INT8:
         stage = model.int8_expert_stage(experts)
@@ -92,6 +114,7 @@ def _expert_weights(config: ServeConfig, model: Model, experts: range) -> dict[s
 class AscendPorts:
     """See `Ports`. Attention computes on the host; rows go to the die and come back with each layer."""
 
+    place: Place = HostPlace()
     attention_comm: Callable[..., AttentionComm] = HostAttentionComm
     moe_comm = AscendMoEComm
 
@@ -144,11 +167,19 @@ class AscendPorts:
 
 
 class TensorPorts(AscendPorts):
-    """The same in a process with torch-npu: a rank's rows are tensors of the die."""
+    """The same in a process with torch-npu: attention computes on the die, and a rank's rows are its tensors."""
 
     def __init__(self, die: _native.ascend.Die) -> None:
         super().__init__(die)
+        self.place = DiePlace(torch.device(DEVICE))
         self.attention_comm = self._tensor_comm
+
+    def experts(self, config: ServeConfig, model: Model, instance: Instance, moe_device: int) -> MoEStage:
+        """See `Ports`; `expert_kernel` says by what."""
+        if config.expert_kernel == "super_kernel":
+            return super().experts(config, model, instance, moe_device)
+        weights = model.expert_weights(instance.experts_of(moe_device), DTYPES[config.compute_type])
+        return GroupedExperts(self._die, *(each.mT.contiguous().to(DEVICE) for each in weights))
 
     def _tensor_comm(self, native: Any, layout: Layout, dtype: torch.dtype, deadline_s: float) -> TensorComm:
         return TensorComm(DieEndpoint(native, self._die), layout.hidden, dtype, deadline_s)

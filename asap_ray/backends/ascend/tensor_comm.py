@@ -17,7 +17,7 @@ DEVICE: Final = "npu"
 
 
 class TensorComm:
-    """`AttentionComm`; rows go to the die and come back where attention computes on a host."""
+    """`AttentionComm`, on rows of the die where attention computes."""
 
     def __init__(self, endpoint: ops.DieEndpoint, hidden: int, dtype: torch.dtype, deadline_s: float) -> None:
         self._number = ops.register(endpoint)
@@ -30,8 +30,8 @@ class TensorComm:
     async def dispatch_send(self, slot: int, layer: int, routed: Routed) -> None:
         """See `AttentionComm`."""
         self._num_rows[slot] = len(routed.hidden_SH)
-        on_die = [each.to(DEVICE) for each in (routed.hidden_SH, routed.expert_ids_SK, routed.weights_SK)]
-        self._anchors[slot] = torch.ops.asap.async_dispatch_send(*on_die, self._number, slot, layer, self._deadline_s)
+        rows = routed.hidden_SH, routed.expert_ids_SK, routed.weights_SK
+        self._anchors[slot] = torch.ops.asap.async_dispatch_send(*rows, self._number, slot, layer, self._deadline_s)
 
     async def combine_recv(self, slot: int) -> torch.Tensor:
         """See `AttentionComm`."""
@@ -39,4 +39,4 @@ class TensorComm:
         out_SH: torch.Tensor = torch.ops.asap.async_combine_recv(
             self._anchors[slot], self._number, slot, *shape, self._deadline_s
         )
-        return out_SH.cpu()
+        return out_SH

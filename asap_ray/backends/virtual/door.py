@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from asap_ray.backends.virtual.runtime import VirtualRuntime
 from asap_ray.batch import Batch, Stamps, Token
+from asap_ray.protocol import NOBODY
 from asap_ray.spec import PrefillSpec
 
 Deliver = Callable[[Batch, tuple[Token, ...], Stamps], None]
@@ -60,6 +61,10 @@ class VirtualRankDoor:
         """See `BatchQueue`."""
         self._turn += 1
         return await self._door.decision(self._turn - 1, occupied)
+
+    def unwanted(self) -> Set[str]:
+        """See `BatchQueue`: a pass is all there is of a prompt here."""
+        return NOBODY
 
     async def deliver(self, batch: Batch, tokens: tuple[Token, ...], stamps: Stamps) -> None:
         """See `BatchQueue`."""

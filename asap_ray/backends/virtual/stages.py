@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from asap_ray.backends.virtual.runtime import Signal, VirtualRuntime
 from asap_ray.batch import Batch, Token
 from asap_ray.cost.model import CostModel
-from asap_ray.protocol import Finished, Routed
+from asap_ray.protocol import NOBODY, Finished, Routed
 
 FIRST_TOKEN: Final = 0
 
@@ -54,7 +54,7 @@ class VirtualAttention:
         await self._runtime.sleep(state.attention_s)
         return state.routed
 
-    async def finish(self, state: Pass, expert_out: Any) -> Finished:  # noqa: ARG002
+    async def finish(self, state: Pass, expert_out: Any, unwanted: Set[str] = NOBODY) -> Finished:  # noqa: ARG002
         """See `AttentionStage`; a chunk that is not its prompt's last gives no token."""
         requests = state.routed.hidden_SH.batch.requests
         return Finished(

@@ -20,7 +20,8 @@ std::string list_text(Peers devices) {
 }  // namespace
 
 AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
-                             std::vector<std::shared_ptr<SharedBuffer>> moe_buffers, RankId id,
+                             std::vector<std::shared_ptr<SharedBuffer>> moe_buffers,
+                             std::span<const std::int32_t> expert_of_place, RankId id,
                              RowType row_type, Combine combine)
     : die_(std::move(die)),
       layout_(layout),
@@ -31,6 +32,7 @@ AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<S
       combine_(combine),
       lane_(die_),
       layout_memory_(die_, sizeof(Layout)),
+      placement_memory_(die_, placement_bytes(layout_)),
       table_(die_, std::ssize(moe_buffers_) * 8),
       abort_(die_, 64),
       backpressure_s_(static_cast<std::size_t>(layout.moe_devices)) {
@@ -48,6 +50,7 @@ AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<S
     addresses.push_back(moe->address());
   }
   layout_memory_.put(&layout_, sizeof(Layout));
+  put_placement(placement_of(layout_, expert_of_place));
   table_.put(addresses.data(), std::ssize(addresses) * 8);
   const std::int64_t tokens = kNumSlots * layout_.slot_rows;
   for (Slot& slot : slots_) {
@@ -56,6 +59,12 @@ AttentionComm::AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<S
     slot.expert_ids = std::make_unique<Memory>(die_, tokens * layout_.top_k * 4);
     slot.weights = std::make_unique<Memory>(die_, tokens * layout_.top_k * 4);
   }
+}
+
+void AttentionComm::put_placement(const Placement& placement) const {
+  const std::int64_t begin_bytes = std::ssize(placement.begin) * 4;
+  placement_memory_.put(placement.begin.data(), begin_bytes);
+  placement_memory_.put(placement.places.data(), std::ssize(placement.places) * 4, begin_bytes);
 }
 
 AttentionComm::Slot& AttentionComm::slot_at(std::int64_t slot) const {
@@ -131,10 +140,11 @@ void AttentionComm::plan(std::int64_t slot, std::int64_t layer, const Routed& ro
   const std::int64_t num_bytes = routed.num_tokens * layout_.top_k * 4;
   const void* expert_ids = staged(*mine.expert_ids, routed.expert_ids, num_bytes);
   const void* weights = staged(*mine.weights, routed.weights, num_bytes);
-  const Status status = lane_.run(
-      "asap_plan", 1,
-      {layout_memory_.address(), mine.plan->address(), expert_ids, weights, lane_.status(),
-       routed.num_tokens, layer, mine.sequence + 1, static_cast<std::int64_t>(combine_)})[0];
+  const Status status =
+      lane_.run("asap_plan", 1,
+                {layout_memory_.address(), placement_memory_.address(), mine.plan->address(),
+                 expert_ids, weights, lane_.status(), routed.num_tokens, layer, mine.sequence + 1,
+                 static_cast<std::int64_t>(combine_)})[0];
   if (status.code != kOk) refuse(status, expert_ids);
   mine.num_tokens = routed.num_tokens;
   mine.layer = layer;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "asap/endpoint.hpp"
+#include "asap/placement.hpp"
 #include "asap/wait.hpp"
 #include "private_memory.hpp"
 #include "shared_buffer.hpp"
@@ -43,9 +44,11 @@ struct Routed {
 // One thread at a time; only `abort`, `be_patient` and `replace_device` may be called from another.
 class AttentionComm {
  public:
-  // `moe_buffers` in the order of e. Throws std::invalid_argument, AclError.
+  // `moe_buffers` in the order of e; which expert is in each place. Throws std::invalid_argument,
+  // AclError.
   AttentionComm(DiePtr die, const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
-                std::vector<std::shared_ptr<SharedBuffer>> moe_buffers, RankId id, RowType row_type,
+                std::vector<std::shared_ptr<SharedBuffer>> moe_buffers,
+                std::span<const std::int32_t> expert_of_place, RankId id, RowType row_type,
                 Combine combine);
 
   // Rows that lie on the die stay there, unchanged, until the results have been received: a device
@@ -84,6 +87,7 @@ class AttentionComm {
   };
 
   Slot& slot_at(std::int64_t slot) const;
+  void put_placement(const Placement& placement) const;
   void begin_message(std::int64_t slot, std::int64_t layer, const Routed& routed);
   void plan(std::int64_t slot, std::int64_t layer, const Routed& routed);
   [[noreturn]] void refuse(const Status& status, const void* expert_ids) const;
@@ -109,7 +113,7 @@ class AttentionComm {
   const RowType row_type_;
   const Combine combine_;
   const Lane lane_;
-  const Memory layout_memory_, table_, abort_;
+  const Memory layout_memory_, placement_memory_, table_, abort_;
   mutable std::array<Slot, kNumSlots> slots_;
   std::atomic<double> patient_until_s_{0};           // relaxed: it carries no data
   std::vector<std::atomic<double>> backpressure_s_;  // by e; the sending thread alone writes

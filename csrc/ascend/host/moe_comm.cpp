@@ -109,7 +109,7 @@ std::shared_ptr<Item> MoEComm::async_dispatch_recv(double timeout_s) {
 // What the host has to know of an item: its head and how many rows each expert has.
 std::shared_ptr<Item> MoEComm::taken(std::shared_ptr<Item> item) const {
   const std::int64_t num_experts =
-      first_expert(layout_, moe_device_ + 1) - first_expert(layout_, moe_device_);
+      first_place(layout_, moe_device_ + 1) - first_place(layout_, moe_device_);
   item->num_rows_E.resize(static_cast<std::size_t>(num_experts));
   std::vector<std::byte> bytes(static_cast<std::size_t>(kItemNumRowsE + num_experts * 4));
   item->bytes.get(bytes.data(), std::ssize(bytes));

@@ -17,8 +17,13 @@ constexpr std::int64_t area(std::int64_t count, std::int64_t element = 4) {
 
 constexpr std::int64_t plan_bytes(const Layout& l) {
   const std::int64_t tokens = kNumSlots * l.slot_rows, pairs = tokens * l.top_k;
-  return area(16) + area(l.moe_devices + 1) + area(l.num_experts + 1) + 5 * area(pairs) +
+  return area(16) + area(l.moe_devices + 1) + area(l.num_places + 1) + 6 * area(pairs) +
          area(tokens + 1);
+}
+
+// Where each expert's places begin, then the places.
+constexpr std::int64_t placement_bytes(const Layout& l) {
+  return (l.num_experts + 1 + l.num_places) * 4;
 }
 
 // Head of an item, then rows per local expert, then what each rank sent, then the rows.

@@ -68,7 +68,7 @@ class CombineSend {
 
   __aicore__ inline void copy_rows(Address to, const RankPart& part) {
     const int64_t num_experts =
-        first_expert(l_, call_.moe_device + 1) - first_expert(l_, call_.moe_device);
+        first_place(l_, call_.moe_device + 1) - first_place(l_, call_.moe_device);
     int64_t pair = 0;
     for (int64_t x = 0; x < num_experts; ++x) {
       const int64_t first = part.first_row_E.GetValue(x);

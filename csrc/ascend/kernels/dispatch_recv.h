@@ -157,7 +157,7 @@ class DispatchRecv {
   }
 
   __aicore__ inline int64_t num_local_experts() const {
-    return first_expert(l_, call_.moe_device + 1) - first_expert(l_, call_.moe_device);
+    return first_place(l_, call_.moe_device + 1) - first_place(l_, call_.moe_device);
   }
 
   // Expert by expert, rank by rank: where each rank's rows start in the item.

@@ -108,10 +108,10 @@ class DispatchSend {
                     static_cast<int32_t>(plan_.first_pair(e + 1) - plan_.first_pair(e)));
     header.SetValue(kHeaderReplyOffset / 4,
                     static_cast<int32_t>(plan_.reply_offset(e, call_.combine)));
-    const int64_t first = first_expert(l_, e);
-    for (int64_t x = first; x < first_expert(l_, e + 1); ++x) {
-      header.SetValue(static_cast<uint32_t>(kHeaderBytes / 4 + x - first),
-                      plan_.pair_begin.GetValue(x + 1) - plan_.pair_begin.GetValue(x));
+    const int64_t first = first_place(l_, e);
+    for (int64_t p = first; p < first_place(l_, e + 1); ++p) {
+      header.SetValue(static_cast<uint32_t>(kHeaderBytes / 4 + p - first),
+                      plan_.pair_begin.GetValue(p + 1) - plan_.pair_begin.GetValue(p));
     }
   }
 

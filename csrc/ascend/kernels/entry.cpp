@@ -24,13 +24,13 @@ __aicore__ inline void run_as(int64_t row_type, const Call& call) {
 
 }  // namespace asap
 
-extern "C" __global__ __aicore__ __vector__ void asap_plan(GM_ADDR layout, GM_ADDR plan,
-                                                           GM_ADDR expert_ids, GM_ADDR weights,
-                                                           GM_ADDR status, int64_t num_tokens,
-                                                           int64_t layer, int64_t sequence,
-                                                           int64_t combine) {
+extern "C" __global__ __aicore__ __vector__ void asap_plan(GM_ADDR layout, GM_ADDR placement,
+                                                           GM_ADDR plan, GM_ADDR expert_ids,
+                                                           GM_ADDR weights, GM_ADDR status,
+                                                           int64_t num_tokens, int64_t layer,
+                                                           int64_t sequence, int64_t combine) {
   asap::make_plan(
-      {layout, plan, expert_ids, weights, status, num_tokens, layer, sequence, combine});
+      {layout, placement, plan, expert_ids, weights, status, num_tokens, layer, sequence, combine});
 }
 
 extern "C" __global__ __aicore__ __vector__ void asap_dispatch_send(

@@ -1,4 +1,4 @@
-// Where each token of one message goes and comes back from: a counting sort by expert, on the
+// Where each token of one message goes and comes back from: a counting sort by place, on the
 // device that has just routed. The counterpart of Routing in csrc/host/routing.cpp, same names.
 #pragma once
 
@@ -39,7 +39,8 @@ struct Plan {
   Carver carver;
   GlobalTensor<int32_t> head;
   GlobalTensor<int32_t> row_begin;   // per device, E + 1
-  GlobalTensor<int32_t> pair_begin;  // per expert, N + 1
+  GlobalTensor<int32_t> pair_begin;  // per place, P + 1
+  GlobalTensor<int32_t> places;      // [S, top_k]
   GlobalTensor<int32_t> tokens;      // per row
   GlobalTensor<int32_t> row_idx;     // per pair
   GlobalTensor<float> weights;       // per pair
@@ -50,7 +51,8 @@ struct Plan {
         carver(bytes),
         head(carver.next<int32_t>(16)),
         row_begin(carver.next<int32_t>(l.moe_devices + 1)),
-        pair_begin(carver.next<int32_t>(l.num_experts + 1)),
+        pair_begin(carver.next<int32_t>(l.num_places + 1)),
+        places(carver.next<int32_t>(max_pairs())),
         tokens(carver.next<int32_t>(max_pairs())),
         row_idx(carver.next<int32_t>(max_pairs())),
         weights(carver.next<float>(max_pairs())),
@@ -61,7 +63,7 @@ struct Plan {
   __aicore__ inline int64_t max_pairs() const { return max_tokens() * l.top_k; }
 
   __aicore__ inline int64_t first_pair(int64_t e) const {
-    return pair_begin.GetValue(first_expert(l, e));
+    return pair_begin.GetValue(first_place(l, e));
   }
   __aicore__ inline int64_t num_rows(int64_t e) const {
     return row_begin.GetValue(e + 1) - row_begin.GetValue(e);
@@ -81,22 +83,39 @@ struct Choices {
   GlobalTensor<float> weights;
 };
 
+// Which places each expert is in, as the host has written it: see csrc/include/asap/placement.hpp.
+struct Placement {
+  GlobalTensor<int32_t> begin;   // per expert, N + 1, into `places`
+  GlobalTensor<int32_t> places;  // by expert, ascending
+
+  __aicore__ inline Placement(const Layout& l, Address bytes)
+      : begin(array<int32_t>(bytes)), places(array<int32_t>(bytes + (l.num_experts + 1) * 4)) {}
+
+  __aicore__ inline int64_t num_places(int32_t x) const {
+    return begin.GetValue(x + 1) - begin.GetValue(x);
+  }
+  __aicore__ inline int32_t place(int32_t x, int64_t n) const {
+    return places.GetValue(begin.GetValue(x) + n);
+  }
+};
+
 class Planner {
  public:
-  __aicore__ inline Planner(const Layout& layout, const Plan& plan, int64_t combine)
-      : l_(layout), plan_(plan), combine_(combine) {}
+  __aicore__ inline Planner(const Plan& plan, const Placement& placement, int64_t combine)
+      : l_(plan.l), plan_(plan), placement_(placement), combine_(combine) {}
 
   __aicore__ inline void init(TPipe& pipe) {
-    pipe.InitBuffer(tables_, static_cast<uint32_t>((3 * l_.num_experts + 2 * l_.moe_devices) * 4));
-    const LocalTensor<int32_t> table = tables_.Get<int32_t>();
-    device_of_ = table;
-    expert_seen_ = table[static_cast<uint32_t>(l_.num_experts)];
-    next_pair_ = table[static_cast<uint32_t>(2 * l_.num_experts)];
-    device_seen_ = table[static_cast<uint32_t>(3 * l_.num_experts)];
+    pipe.InitBuffer(tables_, static_cast<uint32_t>(
+                                 (l_.num_experts + 2 * l_.num_places + 3 * l_.moe_devices) * 4));
+    expert_seen_ = tables_.Get<int32_t>();
+    device_of_ = expert_seen_[static_cast<uint32_t>(l_.num_experts)];
+    next_pair_ = device_of_[static_cast<uint32_t>(l_.num_places)];
+    device_seen_ = next_pair_[static_cast<uint32_t>(l_.num_places)];
     next_row_ = device_seen_[static_cast<uint32_t>(l_.moe_devices)];
+    load_ = next_row_[static_cast<uint32_t>(l_.moe_devices)];
     for (int64_t e = 0; e < l_.moe_devices; ++e) {
-      for (int64_t x = first_expert(l_, e); x < first_expert(l_, e + 1); ++x) {
-        device_of_.SetValue(x, static_cast<int32_t>(e));
+      for (int64_t p = first_place(l_, e); p < first_place(l_, e + 1); ++p) {
+        device_of_.SetValue(p, static_cast<int32_t>(e));
       }
     }
   }
@@ -104,21 +123,15 @@ class Planner {
   // The first token with an expert out of range or chosen twice, or -1.
   __aicore__ inline int64_t count(const Choices& choices) {
     forget();
-    for (int64_t x = 0; x <= l_.num_experts; ++x) plan_.pair_begin.SetValue(x, 0);
+    for (int64_t p = 0; p <= l_.num_places; ++p) plan_.pair_begin.SetValue(p, 0);
     for (int64_t e = 0; e <= l_.moe_devices; ++e) plan_.row_begin.SetValue(e, 0);
+    for (int64_t e = 0; e < l_.moe_devices; ++e) load_.SetValue(e, 0);
     for (int64_t token = 0; token < choices.num_tokens; ++token) {
-      for (int64_t k = 0; k < l_.top_k; ++k) {
-        const int32_t x = choices.expert_ids.GetValue(token * l_.top_k + k);
-        if (x < 0 || x >= l_.num_experts || expert_seen_.GetValue(x) == token) return token;
-        expert_seen_.SetValue(x, static_cast<int32_t>(token));
-        increment(plan_.pair_begin, x + 1);
-        const int32_t e = device_of_.GetValue(x);
-        if (device_seen_.GetValue(e) == token) continue;
-        device_seen_.SetValue(e, static_cast<int32_t>(token));
-        increment(plan_.row_begin, e + 1);
-      }
+      if (!is_sound(choices, token)) return token;
+      take_all(choices, token, false);
+      if (l_.num_places > l_.num_experts) take_all(choices, token, true);
     }
-    accumulate(plan_.pair_begin, l_.num_experts);
+    accumulate(plan_.pair_begin, l_.num_places);
     accumulate(plan_.row_begin, l_.moe_devices);
     return -1;
   }
@@ -126,14 +139,15 @@ class Planner {
   __aicore__ inline void fill(const Choices& choices) {
     forget();
     for (int64_t e = 0; e < l_.moe_devices; ++e) next_row_.SetValue(e, plan_.row_begin.GetValue(e));
-    for (int64_t x = 0; x < l_.num_experts; ++x)
-      next_pair_.SetValue(x, plan_.pair_begin.GetValue(x));
+    for (int64_t p = 0; p < l_.num_places; ++p) {
+      next_pair_.SetValue(p, plan_.pair_begin.GetValue(p));
+    }
     num_terms_ = 0;
     plan_.terms.begin.SetValue(0, 0);
     for (int64_t token = 0; token < choices.num_tokens; ++token) {
       for (int64_t k = 0; k < l_.top_k; ++k) {
         const int64_t choice = token * l_.top_k + k;
-        place(token, choices.expert_ids.GetValue(choice), choices.weights.GetValue(choice));
+        put(token, plan_.places.GetValue(choice), choices.weights.GetValue(choice));
       }
       plan_.terms.begin.SetValue(token + 1, num_terms_);
     }
@@ -145,8 +159,53 @@ class Planner {
     for (int64_t e = 0; e < l_.moe_devices; ++e) device_seen_.SetValue(e, -1);
   }
 
-  __aicore__ inline void place(int64_t token, int32_t x, float weight) {
-    const int32_t e = device_of_.GetValue(x);
+  __aicore__ inline bool is_sound(const Choices& choices, int64_t token) {
+    for (int64_t k = 0; k < l_.top_k; ++k) {
+      const int32_t x = choices.expert_ids.GetValue(token * l_.top_k + k);
+      if (x < 0 || x >= l_.num_experts || expert_seen_.GetValue(x) == token) return false;
+      expert_seen_.SetValue(x, static_cast<int32_t>(token));
+    }
+    return true;
+  }
+
+  // Those of the token's experts that are redundant, or those that are not.
+  __aicore__ inline void take_all(const Choices& choices, int64_t token, bool are_redundant) {
+    for (int64_t k = 0; k < l_.top_k; ++k) {
+      const int64_t choice = token * l_.top_k + k;
+      const int32_t x = choices.expert_ids.GetValue(choice);
+      if ((placement_.num_places(x) > 1) != are_redundant) continue;
+      const int32_t p = best_place(token, x);
+      plan_.places.SetValue(choice, p);
+      take(token, p);
+    }
+  }
+
+  __aicore__ inline int32_t best_place(int64_t token, int32_t x) const {
+    int32_t best = placement_.place(x, 0);
+    for (int64_t n = 1; n < placement_.num_places(x); ++n) {
+      const int32_t p = placement_.place(x, n);
+      if (is_better(token, device_of_.GetValue(p), device_of_.GetValue(best))) best = p;
+    }
+    return best;
+  }
+
+  __aicore__ inline bool is_better(int64_t token, int32_t e, int32_t than) const {
+    const bool is_seen = device_seen_.GetValue(e) == token;
+    if (is_seen != (device_seen_.GetValue(than) == token)) return is_seen;
+    return load_.GetValue(e) < load_.GetValue(than);
+  }
+
+  __aicore__ inline void take(int64_t token, int32_t p) {
+    increment(plan_.pair_begin, p + 1);
+    const int32_t e = device_of_.GetValue(p);
+    load_.SetValue(e, load_.GetValue(e) + 1);
+    if (device_seen_.GetValue(e) == token) return;
+    device_seen_.SetValue(e, static_cast<int32_t>(token));
+    increment(plan_.row_begin, e + 1);
+  }
+
+  __aicore__ inline void put(int64_t token, int32_t p, float weight) {
+    const int32_t e = device_of_.GetValue(p);
     if (device_seen_.GetValue(e) != token) {
       device_seen_.SetValue(e, static_cast<int32_t>(token));
       const int32_t row = next_row_.GetValue(e);
@@ -154,8 +213,8 @@ class Planner {
       plan_.tokens.SetValue(row, static_cast<int32_t>(token));
       next_row_.SetValue(e, row + 1);
     }
-    const int32_t pair = next_pair_.GetValue(x);
-    next_pair_.SetValue(x, pair + 1);
+    const int32_t pair = next_pair_.GetValue(p);
+    next_pair_.SetValue(p, pair + 1);
     plan_.row_idx.SetValue(pair, next_row_.GetValue(e) - 1 - plan_.row_begin.GetValue(e));
     plan_.weights.SetValue(pair, weight);
     if (combine_ == kPerExpert) add_term(pair, weight);
@@ -178,9 +237,10 @@ class Planner {
 
   const Layout& l_;
   const Plan& plan_;
+  const Placement& placement_;
   const int64_t combine_;
   TBuf<TPosition::VECCALC> tables_;
-  LocalTensor<int32_t> device_of_, expert_seen_, next_pair_, device_seen_, next_row_;
+  LocalTensor<int32_t> expert_seen_, device_of_, next_pair_, device_seen_, next_row_, load_;
   int32_t num_terms_ = 0;
 };
 
@@ -189,7 +249,7 @@ constexpr int32_t kTooManyTokens = -1;
 constexpr int32_t kTooManyPeers = -2;
 
 struct PlanCall {
-  Address layout, plan, expert_ids, weights, status;
+  Address layout, placement, plan, expert_ids, weights, status;
   int64_t num_tokens, layer, sequence, combine;
 };
 
@@ -207,7 +267,8 @@ __aicore__ inline void make_plan(const PlanCall& call) {
   if (call.num_tokens < 0 || call.num_tokens > plan.max_tokens()) {
     return report(call.status, kInvalid, kTooManyTokens, static_cast<int32_t>(call.num_tokens));
   }
-  Planner planner(l, plan, call.combine);
+  const Placement placement(l, call.placement);
+  Planner planner(plan, placement, call.combine);
   planner.init(pipe);
   const int64_t wrong = planner.count(choices);
   if (wrong >= 0) return report(call.status, kInvalid, static_cast<int32_t>(wrong));

@@ -101,8 +101,7 @@ __aicore__ inline TCubeTiling read_tiling(Address from) {
 template <class Kernel>
 __aicore__ inline void compute_tiles(Kernel& kernel, const SuperKernelCall& call, const Layout& l,
                                      const Item& item) {
-  const int64_t num_experts =
-      first_expert(l, call.moe_device + 1) - first_expert(l, call.moe_device);
+  const int64_t num_experts = first_place(l, call.moe_device + 1) - first_place(l, call.moe_device);
   const Weights weights{call.weights, item.head().GetValue(kItemLayer), num_experts};
   Tiles tiles(item.num_rows_E(), num_experts);
   Tile tile;

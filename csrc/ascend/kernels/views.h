@@ -12,7 +12,7 @@ using namespace AscendC;
 // GM_ADDR of the interface is a macro, which const and lists of members would tear apart.
 using Address = __gm__ uint8_t*;
 
-static_assert(sizeof(Layout) == 29 * sizeof(int64_t), "as many fields as asap_ray/layout.py has");
+static_assert(sizeof(Layout) == 30 * sizeof(int64_t), "as many fields as asap_ray/layout.py has");
 static_assert(kFlagBytes == 512 && kHeaderBytes == 64, "a flag has an L2 line, a header a line");
 
 // Of a message and of a reply: byte offsets in the header, the same as asap::Header on the host.
@@ -43,9 +43,9 @@ __aicore__ inline Address address_at(Address table, int64_t index) {
   return reinterpret_cast<Address>(array<uint64_t>(table).GetValue(index));
 }
 
-// Experts of MoE device e: first_expert(e) .. first_expert(e + 1) - 1.
-__aicore__ inline int64_t first_expert(const Layout& layout, int64_t moe_device) {
-  return moe_device * layout.num_experts / layout.moe_devices;
+// Places of MoE device e: first_place(e) .. first_place(e + 1) - 1. In each is one of its experts.
+__aicore__ inline int64_t first_place(const Layout& layout, int64_t moe_device) {
+  return moe_device * layout.num_places / layout.moe_devices;
 }
 
 // One message in a MoE device's buffer. Pairs are grouped by local expert.

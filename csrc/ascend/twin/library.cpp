@@ -26,8 +26,8 @@ void scale_rows(const asap::Item& item, std::uint8_t* results, std::int64_t moe_
   const auto* counts = reinterpret_cast<const std::int32_t*>(item.num_rows_E().GetPhyAddr());
   const T* from = reinterpret_cast<const T*>(item.rows());
   T* to = reinterpret_cast<T*>(results);
-  const std::int64_t first = asap::first_expert(l, moe_device);
-  for (std::int64_t x = first; x < asap::first_expert(l, moe_device + 1); ++x) {
+  const std::int64_t first = asap::first_place(l, moe_device);
+  for (std::int64_t x = first; x < asap::first_place(l, moe_device + 1); ++x) {
     for (std::int64_t n = counts[x - first] * l.hidden; n > 0; --n) {
       *to++ = asap::twin::narrow<T>(asap::twin::widen(*from++) * static_cast<float>(x + 1));
     }

@@ -20,9 +20,10 @@ namespace asap {
 // One thread at a time; only `abort`, `be_patient` and `replace_device` may be called from another.
 class AttentionComm {
  public:
-  // `moe_buffers` in the order of e. Throws std::invalid_argument.
+  // `moe_buffers` in the order of e; which expert is in each place. Throws std::invalid_argument.
   AttentionComm(const Layout& layout, std::shared_ptr<SharedBuffer> buffer,
-                std::vector<std::shared_ptr<SharedBuffer>> moe_buffers, RankId id, RowType row_type,
+                std::vector<std::shared_ptr<SharedBuffer>> moe_buffers,
+                std::span<const std::int32_t> expert_of_place, RankId id, RowType row_type,
                 Combine combine);
 
   // Write this rank's tokens to every MoE device that owns one of their experts (3.2.1). Devices
@@ -99,6 +100,7 @@ class AttentionComm {
   const RankId id_;
   const RowType row_type_;
   const AttentionView view_;
+  Placement placement_;
   // Held while the members below it are used, never in a wait: `replace_device` changes them.
   std::mutex mutex_;
   std::vector<std::shared_ptr<SharedBuffer>> moe_buffers_;

@@ -12,8 +12,8 @@ inline constexpr std::int64_t kHeaderBytes = 64;
 inline constexpr std::int64_t kWordBits = 64;
 
 struct Layout {
-  std::int64_t dp_groups, tp, moe_devices, num_layers, num_experts, top_k, hidden, row_bytes;
-  std::int64_t max_local_experts, slot_rows, slot_pairs, slot_results;
+  std::int64_t dp_groups, tp, moe_devices, num_layers, num_experts, num_places, top_k;
+  std::int64_t hidden, row_bytes, max_local_experts, slot_rows, slot_pairs, slot_results;
 
   std::int64_t moe_arrivals, moe_credits, moe_bitmaps, moe_regions;
   std::int64_t region_bytes, region_headers, header_bytes;

@@ -21,6 +21,7 @@ inline constexpr LayoutField kLayoutFields[] = {
     {"moe_devices", &Layout::moe_devices},
     {"num_layers", &Layout::num_layers},
     {"num_experts", &Layout::num_experts},
+    {"num_places", &Layout::num_places},
     {"top_k", &Layout::top_k},
     {"hidden", &Layout::hidden},
     {"row_bytes", &Layout::row_bytes},
@@ -66,6 +67,10 @@ inline void check_layout(const Layout& layout) {
   ASAP_CHECK(layout.tp >= 1 && layout.tp <= kWordBits, "tp=", layout.tp, ": not in 1..", kWordBits);
   ASAP_CHECK(layout.moe_devices >= 1 && layout.moe_devices <= layout.num_experts,
              "moe_devices=", layout.moe_devices, ": not in 1..num_experts=", layout.num_experts);
+  ASAP_CHECK(layout.num_places >= layout.num_experts &&
+                 layout.num_places <= layout.moe_devices * layout.max_local_experts,
+             "num_places=", layout.num_places, ": not in num_experts=", layout.num_experts,
+             "..moe_devices * max_local_experts=", layout.moe_devices * layout.max_local_experts);
   ASAP_CHECK(layout.bitmap_words * kWordBits >= layout.moe_devices,
              "bitmap_words=", layout.bitmap_words, ": too few for ", layout.moe_devices,
              " MoE devices");
@@ -103,9 +108,9 @@ inline void check_layout(const Layout& layout) {
              layout.attention_bytes);
 }
 
-// Experts of MoE device e: first_expert(e) .. first_expert(e + 1) - 1.
-inline std::int64_t first_expert(const Layout& layout, std::int64_t moe_device) {
-  return moe_device * layout.num_experts / layout.moe_devices;
+// Places of MoE device e: first_place(e) .. first_place(e + 1) - 1. In each is one of its experts.
+inline std::int64_t first_place(const Layout& layout, std::int64_t moe_device) {
+  return moe_device * layout.num_places / layout.moe_devices;
 }
 
 }  // namespace asap

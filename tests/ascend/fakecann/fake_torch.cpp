@@ -19,6 +19,11 @@ int aclrtCreateStream(void**);
 
 int aclFinalize() { return 0; }
 const char* aclrtGetSocName() { return "Ascend910_9391"; }
+// Of any package of the toolkit; the wheel calls newer operators from 8.1 on.
+int aclsysGetCANNVersion(int, char* version) {
+  std::strcpy(version, "8.3.RC1");
+  return 0;
+}
 
 int aclrtGetDevice(std::int32_t* number) {
   if (device < 0) return refuse(kNoContext, "this thread has set no device");
