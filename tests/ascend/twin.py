@@ -53,7 +53,7 @@ def build(kernels: Path = KERNELS, name: str = "kernels") -> Path:
 @functools.cache
 def fake_runtime() -> Path:
     """A libascendcl whose devices are this host's memory and the twin."""
-    sources = [FAKE / name for name in ("fake_acl.cpp", "fake_torch.cpp")]
+    sources = [FAKE / name for name in ("fake_acl.cpp", "fake_memory.cpp", "fake_torch.cpp")]
     return shared_library(ROOT / "build/ascend/toolkit/lib64/libascendcl.so", sources)
 
 
