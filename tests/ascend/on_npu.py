@@ -17,6 +17,7 @@ import torch_npu
 
 from asap_ray import _native
 from asap_ray.backends.ascend import ops
+from asap_ray.backends.ascend.die_place import DiePlace
 from asap_ray.models.fused import array_of
 from tests.ascend import aten_cases
 from tests.ascend.documented import SCHEMAS
@@ -45,6 +46,16 @@ def tensors() -> dict[str, Any]:
         "alignment": empty_SH.data_ptr() % 512,
         "num_devices": torch.npu.device_count(),
     }
+
+
+def taken() -> int:
+    """By how many bytes less a die has, as the backend counts, once there is a tensor of 64 MiB."""
+    place = DiePlace(torch.device("npu:0"))
+    before = place.used_bytes()
+    kept = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
+    num_bytes = place.used_bytes() - before
+    del kept
+    return num_bytes
 
 
 def difference(library: Path, kernels: Path) -> float:
@@ -120,6 +131,7 @@ if __name__ == "__main__":
     torch_npu.npu.set_device(0)
     found = {
         "tensors": tensors(),
+        "taken": taken(),
         "schemas": schemas(),
         "unequal": unequal(),
         "unequal_aten": unequal_aten(),

@@ -60,8 +60,11 @@ int aclrtFreeHost(void* memory) {
   std::free(memory);
   return 0;
 }
+// A die of 8 GiB; what this process has mapped is taken.
 int aclrtGetMemInfo(int, std::size_t* free, std::size_t* total) {
+  const std::lock_guard lock(mutex);
   *free = *total = std::size_t{8} << 30;
+  for (const auto& [memory, each] : mapped) *free -= each.num_bytes;
   return 0;
 }
 int aclrtMemsetAsync(void* memory, std::size_t room, std::int32_t value, std::size_t num_bytes,
