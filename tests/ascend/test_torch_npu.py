@@ -39,7 +39,7 @@ def test_tensors_live_on_a_die(found: dict[str, Any]) -> None:
 
 
 def test_what_a_tensor_takes_is_counted(found: dict[str, Any]) -> None:
-    """By `torch.npu.mem_get_info`, from which blocks of a die are counted; the allocator takes 2 MiB more for itself."""
+    """By `torch.npu.mem_get_info`, from which blocks are counted; the allocator takes 2 MiB for itself."""
     assert found["taken"] == 66 << 20
 
 
