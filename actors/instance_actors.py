@@ -94,7 +94,8 @@ class InstanceActors:
 
     def tell(self, name: str, method: str, *args: list[str]) -> None:
         """Call a method and wait for nothing, whatever becomes of it."""
-        getattr(self._handles[name], method).remote(*args)
+        with contextlib.suppress(RayError):
+            getattr(self._handles[name], method).remote(*args)
 
     async def demand(self, names: list[str], method: str, timeout_s: float, *args: bytes) -> dict[str, Any]:
         """Call a method on several actors.

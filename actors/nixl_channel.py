@@ -110,9 +110,9 @@ class NixlChannel:
         engine = self._engines.pop(engine_id)
         for task in engine.tasks:
             task.cancel()
+        engine.socket.close(linger=0)
         for agent, registered in zip(engine.agents, engine.registered, strict=True):
             agent.deregister_memory(registered, backends=[_BACKEND])
-        engine.socket.close(linger=0)
 
     async def _serve(self, engine: _Engine) -> None:
         """Handshakes, one after the other."""

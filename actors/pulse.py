@@ -68,12 +68,17 @@ def _memory_of(actor: str) -> str:
 
 def _found(actor: str) -> Iterator[Path]:
     """Descriptors of an actor's pulse; none if it is not here."""
-    target = f"/memfd:{_memory_of(actor)} (deleted)"  # so the kernel calls memory without a name in a file system
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has gone, or is another user's
-            for descriptor in (process / "fd").iterdir():
-                if str(descriptor.readlink()) == target:
-                    yield descriptor
+            yield from (each for each in (process / "fd").iterdir() if _is_pulse(each, actor))
+
+
+def _is_pulse(descriptor: Path, actor: str) -> bool:
+    """Whether it is, now: others of the process come and go."""
+    with contextlib.suppress(OSError):
+        # So the kernel calls memory without a name in a file system.
+        return str(descriptor.readlink()) == f"/memfd:{_memory_of(actor)} (deleted)"
+    return False
 
 
 def _silent_s(actor: str) -> float:
@@ -85,19 +90,19 @@ def _silent_s(actor: str) -> float:
 
 
 def _end(actor: str) -> bool:
-    """SIGKILL; whether it is dead."""
-    are_dead = [_kill(int(descriptor.parts[2]), descriptor) for descriptor in _found(actor)]
-    return all(are_dead)
+    """SIGKILL; whether it is proven dead: one that cannot be found again is not."""
+    are_dead = [_kill(descriptor, actor) for descriptor in _found(actor)]
+    return bool(are_dead) and all(are_dead)
 
 
-def _kill(pid: int, descriptor: Path) -> bool:
+def _kill(descriptor: Path, actor: str) -> bool:
     try:
-        process = os.pidfd_open(pid)
+        process = os.pidfd_open(int(descriptor.parts[2]))
     except ProcessLookupError:
         return True
     try:
-        if not descriptor.is_symlink():  # the number is a stranger's by now
-            return True
+        if not _is_pulse(descriptor, actor):  # the number may be a stranger's by now
+            return False
         signal.pidfd_send_signal(process, signal.SIGKILL)
         return bool(select.select([process], [], [], _GONE_S)[0])
     finally:

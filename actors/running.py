@@ -34,6 +34,7 @@ _CONTROL_LOOP_S: Final = "1.0"
 """Serve's controller looks after one replica of ours; at its own 0.1 s it takes the devices' cores (docs/log.md)."""
 
 _POLL_S: Final = 0.2
+_STATUS_S: Final = 1.0
 
 
 @contextlib.contextmanager
@@ -59,7 +60,8 @@ def running(
             stop.check()
             _deploy(config, app, HTTPOptions(host=host, port=port), address, stack)
             url = f"http://{host}:{port}"
-            _await_ready(url, config, stop)
+            with _Deployment(config.name) as deployment:
+                _await_ready(url, config, stop, deployment)
         stop.check()
         if not address:
             stack.callback(_delete, config.name)
@@ -92,7 +94,9 @@ class _StopLater:
         if self._is_asked:
             raise SystemExit(0)
 
-    def _note(self, _number: int, _frame: Any) -> None:
+    def _note(self, number: int, _frame: Any) -> None:
+        if self._is_asked:  # asked twice: a step of the start hangs
+            sys.exit(128 + number)
         self._is_asked = True
 
 
@@ -100,7 +104,7 @@ def _deploy(
     config: ServeConfig, app: serve.Application, http: HTTPOptions, address: str | None, stack: contextlib.ExitStack
 ) -> None:
     """Begin to serve; `stack` ends it, if the cluster is not our own: that ends as a whole."""
-    if serve.status().proxies:
+    if address and serve.status().proxies:
         raise ConfigError(f"Ray Serve already runs on the cluster at {address}; use `serve deploy` there")
     serve.start(http_options=http)
     if address:
@@ -155,12 +159,13 @@ def _drain(config: ServeConfig) -> None:
         asyncio.run(drained())
 
 
-def _await_ready(url: str, config: ServeConfig, stop: _StopLater) -> None:
+def _await_ready(url: str, config: ServeConfig, stop: _StopLater, deployment: _Deployment) -> None:
     deadline_s = time.monotonic() + config.start_timeout_s
     missing = "no answer"
     while time.monotonic() < deadline_s:
         stop.check()
-        _refuse_failed(config.name)
+        if deployment.failure:
+            raise Unavailable(f"Ray Serve did not deploy {config.name}: {deployment.failure}")
         with contextlib.suppress(httpx.TransportError):
             reply = httpx.get(f"{url}/ready", timeout=5.0, trust_env=False)
             if reply.status_code == httpx.codes.OK:
@@ -172,11 +177,27 @@ def _await_ready(url: str, config: ServeConfig, stop: _StopLater) -> None:
     raise Unavailable(f"not ready after {config.start_timeout_s:g} s: {missing}")
 
 
-def _refuse_failed(name: str) -> None:
-    """Raise Unavailable if Ray Serve has given the application up."""
-    found = serve.status().applications.get(name)
-    if found and found.status == ApplicationStatus.DEPLOY_FAILED:
-        raise Unavailable(f"Ray Serve did not deploy {name}: {found.message}")
+class _Deployment:
+    """Asks Serve's controller for an application once a second, in a thread: that call has no deadline of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.failure = ""  # why Serve has given it up
+        self._name = name
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_STATUS_S):
+            with contextlib.suppress(RayError, RayServeException):  # its controller is away, perhaps for now
+                found = serve.status().applications.get(self._name)
+                if found and found.status == ApplicationStatus.DEPLOY_FAILED:
+                    self.failure = found.message
 
 
 def _message(reply: httpx.Response) -> str:

@@ -158,8 +158,9 @@ class PrefillService:
                 self.metrics.ended(waiter, "stop" if isinstance(leaving, GeneratorExit) else "abort")
             raise
         finally:
-            self.stop({waiter.request.request_id for waiter in self._answers.of(requests)})
+            unwanted = {waiter.request.request_id for waiter in self._answers.of(requests)}
             self._answers.leave(requests)
+            self.stop(unwanted)
             cancelled = [self._scheduler.cancel(request.request_id) for request in requests]
             if any(cancelled):
                 self._dispatch()  # what waited behind a solo may start now

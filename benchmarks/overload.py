@@ -176,6 +176,7 @@ class Outcome:
     retry_after_s: float  # the median
     longest_queue: int
     growths: tuple[Growth, ...]
+    replaced: tuple[str, ...]  # processes that came or went between the two looks
 
 
 async def measure(url: str, seconds: float, load: float) -> Outcome:
@@ -200,6 +201,7 @@ async def measure(url: str, seconds: float, load: float) -> Outcome:
         statistics.median(clients.retry_after_s or [0]),
         max(queued),
         growths(looks[0], looks[-1]),
+        tuple(sorted(looks[0].keys() ^ looks[-1].keys())),
     )
 
 
@@ -229,6 +231,8 @@ def table(outcome: Outcome) -> str:
         "| process | own MB, first | last | shared MB, first | last | files, first | last |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
+    if outcome.replaced:
+        lines.insert(1, f"NOT THE SAME PROCESSES: {', '.join(outcome.replaced)}")
     for each in outcome.growths:
         own = f"{each.first_own_mb:.0f} | {each.last_own_mb:.0f}"
         shared = f"{each.first_shared_mb:.0f} | {each.last_shared_mb:.0f}"

@@ -93,7 +93,7 @@ def served(model: Path, story: Story) -> Iterator[tuple[int, str]]:
             below = list(descendants(process.pid))
             stop(process, story)
             if left := outlive(below):
-                story.violate(f"outlive the instance by {GONE_S:g} s: {', '.join(left)}")
+                story.violate(f"outlive the instance by {GONE_S:g} s: {', '.join(map(title_of, left))}")
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
 
@@ -115,12 +115,12 @@ def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
     return text.partition("ready: ")[2].split()[0]
 
 
-def outlive(pids: list[int]) -> list[str]:
-    """Titles of those that are not gone in time: the raylet ends its children after the command that ended it."""
+def outlive(pids: list[int]) -> list[int]:
+    """Those that are not gone in time: the raylet ends its children after the command that ended it."""
     deadline_s = time.monotonic() + GONE_S
     while (left := [pid for pid in pids if exists(pid)]) and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    return [title_of(pid) for pid in left]
+    return left
 
 
 def stop(process: subprocess.Popen[bytes], story: Story) -> None:
@@ -137,7 +137,7 @@ def stop(process: subprocess.Popen[bytes], story: Story) -> None:
 async def round_of(story: Story, load: Load, striker: Striker, auditor: Auditor, given: tuple[str, str] | None) -> None:
     """Load, a strike, load again, and a census in silence."""
     load.resume()
-    await asyncio.sleep(random.Random(len(story.censuses)).uniform(*BEFORE_S))
+    await asyncio.sleep(random.Random(f"{story.seed} {len(story.censuses)}").uniform(*BEFORE_S))
     role, method = given or striker.draw()
     story.tell(f"{method} of {role}")
     strike = await striker.strike(role, method)

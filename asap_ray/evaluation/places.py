@@ -7,6 +7,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -29,9 +30,13 @@ def read_counts(path: Path, num_experts: int) -> list[float]:
     """
     try:
         text = path.read_text()
-        counts_X = _of_page(text) or np.asarray(json.loads(text), dtype=np.float64)
+        counts_X = _of_page(text, num_experts) or np.asarray(json.loads(text), dtype=np.float64)
     except (OSError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"expert counts {str(path)!r} cannot be read: {error}") from None
+    except LookupError as error:
+        raise ConfigError(
+            f"expert counts {str(path)!r} name expert {error.args[0]}; the model has {num_experts}"
+        ) from None
     counts_X = np.asarray(counts_X)
     if counts_X.ndim == 2:
         counts_X = counts_X.sum(axis=0)
@@ -43,13 +48,14 @@ def read_counts(path: Path, num_experts: int) -> list[float]:
     return counts + [0.0] * (num_experts - len(counts))
 
 
-def _of_page(text: str) -> list[float]:
-    """Samples of all devices, added by expert; experts that were never asked are 0."""
-    samples = [(int(expert), float(rows)) for expert, rows in _SAMPLE.findall(text)]
-    counts = [0.0] * (1 + max((expert for expert, _ in samples), default=-1))
-    for expert, rows in samples:
-        counts[expert] += rows
-    return counts
+def _of_page(text: str, num_experts: int) -> list[float]:
+    """Samples of all devices, added by expert; experts that were never asked are 0. Empty if it is no such page."""
+    counts: defaultdict[int, float] = defaultdict(float)
+    for expert, rows in _SAMPLE.findall(text):
+        if int(expert) >= num_experts:
+            raise LookupError(int(expert))
+        counts[int(expert)] += float(rows)
+    return [counts[expert] for expert in range(num_experts)] if counts else []
 
 
 def num_places_of(counts_X: Sequence[float], moe_devices: int, redundant: int) -> list[int]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,30 @@ def test_one_that_has_not_beaten_yet_lives(owner: tuple[str, subprocess.Popen[st
     name, child = owner
 
     assert (pulse.end_hung([name]), child.poll()) == ([], None)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_that_is_not_found_again_is_not_said_to_be_dead(
+    owner: tuple[str, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim stays: who cannot be found may live."""
+    name, _ = owner
+    monkeypatch.setattr(pulse, "_silent_s", lambda _: 1.0)
+    monkeypatch.setattr(pulse, "_found", lambda _: iter(()))
+
+    assert pulse.end_hung([name]) == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stranger_with_the_number_of_one_that_has_gone_lives(
+    owner: tuple[str, subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is looked at again before the signal is what the descriptor is, not whether there is one."""
+    name, stranger = owner
+    monkeypatch.setattr(pulse, "_silent_s", lambda _: 1.0)
+    monkeypatch.setattr(pulse, "_found", lambda _: iter([Path(f"/proc/{stranger.pid}/fd/0")]))
+
+    assert (pulse.end_hung([name]), stranger.poll()) == ([], None)
 
 
 def test_one_that_is_elsewhere_is_left_alone() -> None:

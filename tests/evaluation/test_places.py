@@ -86,6 +86,14 @@ def test_counts_of_a_metrics_page_are_added_over_devices(tmp_path: Path) -> None
     assert read_counts(tmp_path / "page", 4) == [5, 0, 17, 0]
 
 
+def test_an_expert_beyond_the_models_is_refused_before_there_is_room_for_it(tmp_path: Path) -> None:
+    """A page of another model, or of nobody's."""
+    (tmp_path / "page").write_text('ray_asap_expert_rows_total{expert="9999999999999"} 5.0\n')
+
+    with pytest.raises(ConfigError, match=r"expert counts .*page.* name expert 9999999999999; the model has 3"):
+        read_counts(tmp_path / "page", 3)
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "[[]]", "[1, -1]", "[NaN]", '["a"]', "[[1], [1, 2]]", "3", "[1, 2, 3, 4]", "[1e999]"]
 )
