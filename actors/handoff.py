@@ -56,7 +56,6 @@ class HandOff:
     def __init__(self, config: ServeConfig, model: str, on_free: Callable[[], None]) -> None:
         """`model` is its fingerprint; `on_free` is called when blocks were let go of."""
         self._lease_s = config.lease_s
-        self._is_on_dies = config.device == "npu"  # with torch-npu: ranks without pages to share
         self._model = model
         self._on_free = on_free
         self._engines: dict[int, _Engine] = {}  # by group
@@ -97,10 +96,8 @@ class HandOff:
             raise RequestError("do_remote_prefill=true: this instance computes prompts; it pulls none", PARAM)
         if not self._engines:
             raise Unavailable("not ready: no group keeps prompts")
-        if self._is_on_dies and not all(engine.ranks for engine in self._engines.values()):
-            raise RequestError(
-                "do_remote_decode=true: device npu keeps KV pages on dies, where nobody pulls them", PARAM
-            )
+        if not all(engine.ranks for engine in self._engines.values()):
+            raise RequestError("do_remote_decode=true: KV pages are on dies here, where nobody pulls them", PARAM)
         for request in requests:
             if request.sampling.max_tokens != 1:
                 raise RequestError(

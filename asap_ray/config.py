@@ -66,28 +66,9 @@ class ServeConfig:
     orphan_timeout_s: float = 120.0  # devices that no frontend has asked after for so long end themselves
 
     def __post_init__(self) -> None:
-        if self.placement and len(self.placement.experts) != self.parallel.moe_devices:
-            raise ConfigError(
-                f"placement is of {len(self.placement.experts)} MoE devices; moe_devices={self.parallel.moe_devices}"
-            )
-        if self.device not in DEVICES:
-            raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
-        if self.fabric not in FABRICS:
-            raise ConfigError(f"fabric={self.fabric!r}; known fabrics: {', '.join(FABRICS)}")
-        if self.device == "npu" and self.fabric == "nixl":
-            raise ConfigError("fabric='nixl' with device='npu': dies open each other's memory by key, inside one node")
-        if self.expert_kernel not in EXPERT_KERNELS:
-            raise ConfigError(f"expert_kernel={self.expert_kernel!r}; known kernels: {', '.join(EXPERT_KERNELS)}")
-        if self.expert_kernel == "grouped_matmul" and (self.device != "npu" or self.expert_type is ExpertType.INT8):
-            raise ConfigError(
-                f"expert_kernel='grouped_matmul' with expert_type={self.expert_type} and device={self.device!r}: it is "
-                "for float experts on dies"
-            )
-        if self.device == "npu" and self.prefill.row_type is not self.compute_type:
-            raise ConfigError(
-                f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "
-                "on rows of the type they travel in"
-            )
+        if self.placement:
+            self.placement.check_devices(self.parallel.moe_devices)
+        self._check_device()
         if min(self.threads, self.max_queued_requests, self.max_queued_tokens) < 1 or self.start_timeout_s <= 0:
             raise ConfigError(f"threads, queue bounds and start_timeout_s must be positive: {self}")
         if not self.lease_s > 0:
@@ -116,6 +97,27 @@ class ServeConfig:
             raise ConfigError(
                 f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: rows travel in the "
                 "compute type, or narrower than float32"
+            )
+
+    def _check_device(self) -> None:
+        """What goes with which kind of device."""
+        if self.device not in DEVICES:
+            raise ConfigError(f"device={self.device!r} is not served yet; known devices: {', '.join(DEVICES)}")
+        if self.fabric not in FABRICS:
+            raise ConfigError(f"fabric={self.fabric!r}; known fabrics: {', '.join(FABRICS)}")
+        if self.device == "npu" and self.fabric == "nixl":
+            raise ConfigError("fabric='nixl' with device='npu': dies open each other's memory by key, inside one node")
+        if self.expert_kernel not in EXPERT_KERNELS:
+            raise ConfigError(f"expert_kernel={self.expert_kernel!r}; known kernels: {', '.join(EXPERT_KERNELS)}")
+        if self.expert_kernel == "grouped_matmul" and (self.device != "npu" or self.expert_type is ExpertType.INT8):
+            raise ConfigError(
+                f"expert_kernel='grouped_matmul' with expert_type={self.expert_type} and device={self.device!r}: it is "
+                "for float experts on dies"
+            )
+        if self.device == "npu" and self.prefill.row_type is not self.compute_type:
+            raise ConfigError(
+                f"row_type={self.prefill.row_type} with compute_type={self.compute_type}: Ascend kernels compute "
+                "on rows of the type they travel in"
             )
 
 

@@ -52,14 +52,18 @@ class Placement:
         mean = sum(rows_E) / len(rows_E)
         return [rows / mean if mean else 1.0 for rows in rows_E]
 
+    def check_devices(self, moe_devices: int) -> None:
+        """Raise ConfigError unless it is one of so many MoE devices."""
+        if len(self.experts) != moe_devices:
+            raise ConfigError(f"placement is of {len(self.experts)} MoE devices; the instance has {moe_devices}")
+
     def check(self, num_experts: int, moe_devices: int) -> None:
         """Whether it is one of so many experts on so many devices.
 
         Raises:
             ConfigError: it is not; names what is missing or too much.
         """
-        if len(self.experts) != moe_devices:
-            raise ConfigError(f"placement is of {len(self.experts)} MoE devices; the instance has {moe_devices}")
+        self.check_devices(moe_devices)
         known = set(range(num_experts))
         placed = set(self.expert_of_place)
         if wrong := placed - known:

@@ -20,13 +20,14 @@ import os
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
+from chaos.processes import descendants
 
 from asap_ray.actors.app import build_app
 from asap_ray.actors.running import running
@@ -65,22 +66,6 @@ class Growth:
     last_shared_mb: float
     first_fds: int
     last_fds: int
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Children of a process, theirs and so on."""
-    children = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
-            continue
-        children[parent].append(int(stat.parent.name))
-    ahead = list(children[pid])
-    while ahead:
-        child = ahead.pop()
-        yield child
-        ahead += children[child]
 
 
 def resident(status: str) -> tuple[float, float]:

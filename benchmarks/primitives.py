@@ -157,16 +157,9 @@ class Bench:
         places = devices.ask("create", size)
         moe_buffers = [_native.SharedBuffer.open(pid, fd, layout.moe_bytes) for pid, fd in places]
         devices.ask("open", (self.buffer.pid, self.buffer.fd))
+        experts = instance.placed.expert_of_place
         self.comm = _native.AttentionComm(
-            native_layout(instance),
-            self.buffer,
-            moe_buffers,
-            instance.placed.expert_of_place,
-            0,
-            0,
-            1,
-            "bfloat16",
-            "reduced",
+            native_layout(instance), self.buffer, moe_buffers, experts, 0, 0, 1, "bfloat16", "reduced"
         )
         self.hidden_SH = torch.randn(size).to(torch.bfloat16)
         self.rows_SH: NDArray[np.uint16] = self.hidden_SH.view(torch.uint16).numpy()

@@ -90,7 +90,7 @@ def test_a_configuration_names_the_file(tmp_path: Path) -> None:
 
 def test_a_configuration_of_other_devices_is_refused() -> None:
     """Before any of them starts."""
-    with pytest.raises(ConfigError, match="placement is of 2 MoE devices; moe_devices=3"):
+    with pytest.raises(ConfigError, match="placement is of 2 MoE devices; the instance has 3"):
         config_from(config_with(placement={"experts": [[0], [1]]}))
 
 

@@ -68,57 +68,6 @@ void attend(Tensor query, Tensor key, Tensor value, double scale, bool is_causal
         mix(read<float>(query), read<float>(key), read<float>(value), sizes, scale, is_causal));
 }
 
-// Rows of a and b side by side.
-Floats beside(const Floats& a, std::int64_t a_width, const Floats& b, std::int64_t b_width) {
-  Floats both;
-  for (auto from = a.begin(), other = b.begin(); from != a.end();
-       from += a_width, other += b_width) {
-    both.insert(both.end(), from, from + a_width);
-    both.insert(both.end(), other, other + b_width);
-  }
-  return both;
-}
-
-// The first rows of a sequence whose pages, [pages, 1, rows of a page, width], a table [1, _]
-// names.
-Floats in_pages(Tensor pages, const Dims& table, std::int64_t num_rows) {
-  const Floats all = read<float>(pages);
-  const std::int64_t page_rows = pages->dim(2), width = pages->dim(3);
-  Floats rows;
-  for (std::int64_t row = 0; row < num_rows; ++row) {
-    const std::int64_t page = table.at(static_cast<std::size_t>(row / page_rows));
-    const auto from = all.begin() + (page * page_rows + row % page_rows) * width;
-    rows.insert(rows.end(), from, from + width);
-  }
-  return rows;
-}
-
-// Latents as keys and values of all heads, and a rotated part that all share beside them.
-struct Latents {
-  Tensor query, query_rope, key, key_rope, table;
-  std::int64_t num_keys;
-
-  // Those that the documentation allows over pages.
-  bool are_allowed(std::int64_t page_rows, bool is_causal) const {
-    const std::int64_t heads = query->dim(1), num_new = query->dim(2);
-    return heads <= 128 && (heads & (heads - 1)) == 0 && num_new <= 16 &&
-           is_causal == (num_new > 1) && query->dim(3) == 512 && query_rope->dim(3) == 64 &&
-           key->dims == Dims{key->dim(0), 1, page_rows, 512} && table->type == kInt32 &&
-           key_rope->dims == Dims{key->dim(0), 1, page_rows, 64} &&
-           (page_rows == 16 || page_rows == 128);
-  }
-
-  void attend(double scale, bool is_causal, Tensor out) const {
-    const std::int64_t width = query->dim(3), rope_width = query_rope->dim(3);
-    const Dims pages = read_ints(table);
-    const Floats latents = in_pages(key, pages, num_keys);
-    const Floats keys = beside(latents, width, in_pages(key_rope, pages, num_keys), rope_width);
-    const Floats queries = beside(read<float>(query), width, read<float>(query_rope), rope_width);
-    const Sizes sizes{query->dim(1), query->dim(2), 1, num_keys, width + rope_width, width};
-    write(out, mix(queries, keys, latents, sizes, scale, is_causal));
-  }
-};
-
 // Only the mask that hides what comes after a query at the end is understood here.
 bool is_known_mask(Tensor mask, std::int64_t sparse_mode) {
   if (mask == nullptr) return true;
@@ -145,28 +94,19 @@ ASAP_OPERATOR(FlashAttentionScore, Tensor query, Tensor key, Tensor value, Tenso
 }
 
 ASAP_OPERATOR(FusedInferAttentionScoreV3, Tensor query, List keys, List values, Tensor, Tensor mask,
-              Ints, Ints num_keys, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-              Tensor table, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ints,
+              Ints, Ints, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor table,
+              Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Ints,
               Tensor query_rope, Tensor key_rope, Tensor, std::int64_t num_heads, double scale,
               std::int64_t, std::int64_t, char* layout, std::int64_t num_key_heads,
-              std::int64_t sparse_mode, std::int64_t, std::int64_t page_rows, std::int64_t, bool,
+              std::int64_t sparse_mode, std::int64_t, std::int64_t, std::int64_t, bool,
               std::int64_t, std::int64_t, Tensor out, Tensor) {
   const Tensor key = keys->tensors.at(0), value = values->tensors.at(0);
-  const bool is_causal = mask != nullptr;
   if (std::string_view(layout) != "BNSD" || num_heads != query->dim(1) ||
       num_key_heads != key->dim(1) || query->type == kFloat32 || key->dims != value->dims ||
+      query_rope != nullptr || key_rope != nullptr || table != nullptr ||
       !is_known_mask(mask, sparse_mode)) {
     return kInvalid;
   }
-  if (query_rope == nullptr && key_rope == nullptr && table == nullptr) {
-    return plan(bytes, e, [=] { attend(query, key, value, scale, is_causal, out); });
-  }
-  if (query_rope == nullptr || key_rope == nullptr || table == nullptr || num_keys == nullptr ||
-      key->data != value->data) {
-    return kInvalid;
-  }
-  const Latents latents{query, query_rope, key, key_rope, table, num_keys->values.at(0)};
-  if (!latents.are_allowed(page_rows, is_causal)) return kInvalid;
-  return plan(bytes, e, [=] { latents.attend(scale, is_causal, out); });
+  return plan(bytes, e, [=] { attend(query, key, value, scale, mask != nullptr, out); });
 }
 }
